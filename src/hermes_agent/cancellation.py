@@ -1,0 +1,61 @@
+"""The stop signal of one turn, shared by the model call, the waits and the tools."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Abort = Callable[[], None]
+
+
+class Cancellation:
+    """A one-way switch that wakes whatever the turn is waiting for.
+
+    Safe to set from a signal handler or any thread. Once set it stays set; a
+    new turn gets a new object.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._aborts: dict[int, Abort] = {}
+        self._next = 0
+        self._reason = ""
+
+    @property
+    def requested(self) -> bool:
+        return self._event.is_set()
+
+    @property
+    def reason(self) -> str:
+        """Why the turn was stopped; empty while it was not."""
+        return self._reason
+
+    def cancel(self, reason: str = "stopped by the user") -> None:
+        """Ask the turn to stop; the first reason wins. Runs every registered abort once."""
+        if self._event.is_set():
+            return
+        self._reason = reason
+        self._event.set()
+        for abort in list(self._aborts.values()):
+            abort()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep at most `seconds`; True as soon as the turn is asked to stop."""
+        return self._event.wait(seconds)
+
+    @contextmanager
+    def aborting(self, abort: Abort) -> Iterator[None]:
+        """Call `abort` if the stop comes while the block runs (at once if it already came).
+
+        `abort` must not block and must not raise: it may run in a signal handler.
+        """
+        token = self._next
+        self._next += 1
+        self._aborts[token] = abort
+        try:
+            if self._event.is_set():
+                abort()
+            yield
+        finally:
+            self._aborts.pop(token, None)

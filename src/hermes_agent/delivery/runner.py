@@ -1,0 +1,169 @@
+"""Running turns: admit a message, hold the session's lease, finish what was left, run, settle.
+
+Every surface runs its turns here. A message for a busy session is stored first and waits
+as a row; messages of one session run in the order in which they were taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hermes_agent.errors import FailureReason, SessionBusy, TurnInterrupted
+from hermes_agent.cancellation import Cancellation
+from hermes_agent.store import processes
+from hermes_agent.store.session_db import SessionDB, encode_row
+from hermes_agent.store.turns import TurnRecord, TurnState
+from hermes_agent.store.writer import Batch, SessionWriter, TurnEnd
+from hermes_agent.transcript import rows
+
+Message = dict[str, Any]
+Result = dict[str, Any]
+
+_POLL_SECONDS = 0.2
+
+
+class Agent(Protocol):
+    """What the runner needs of an agent."""
+
+    def adopt(self, claim: SessionWriter) -> None: ...
+    def recover(self) -> list[Result]: ...
+    def run_conversation(self, user_message: str, *, conversation_history: list[Message]) -> Result: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFields:
+    """How a session is made when it does not exist yet."""
+
+    source: str = "cli"
+    model: str | None = None
+    cwd: str | None = None
+
+
+@dataclass(slots=True)
+class Notices:
+    """What a surface may want to tell the person while the runner works; each may be None."""
+
+    waiting: Callable[[str], None] | None = None
+    """The session is busy, and why; the message is stored and waits."""
+    recovering: Callable[[TurnRecord], None] | None = None
+    """A turn that a dead process left is finished first."""
+    recovered: Callable[[Result], None] | None = None
+
+
+class Runner:
+    """Runs the turns of one session of one store with one agent."""
+
+    def __init__(
+        self, db: SessionDB, agent: Agent, session_id: str, fields: SessionFields, notices: Notices | None = None
+    ) -> None:
+        self._db = db
+        self._agent = agent
+        self._session_id = session_id
+        self._fields = fields
+        self._notices = notices or Notices()
+
+    def run(self, text: str, cancellation: Cancellation | None = None) -> Result:
+        """Take a message and run its turn; returns the agent's result.
+
+        The message is durable before anything runs. Waits while another process runs a turn
+        on the session; `TurnInterrupted` when `cancellation` ends the wait (the message is
+        then withdrawn). Raises `StoreError` when the message could not be stored: nothing ran.
+        """
+        accepted: TurnRecord | None = None
+        while True:
+            try:
+                claim = self._claim()
+            except SessionBusy as busy:
+                if accepted is None:
+                    accepted = self._wait_in_line(text, str(busy))
+            else:
+                try:
+                    self._finish_earlier(claim)
+                    if not self._others_first(claim, accepted):
+                        return self._turn(claim, text, accepted)
+                finally:
+                    claim.release()
+                if accepted is None:
+                    accepted = self._wait_in_line(text, "other messages of this session are waiting")
+            self._pause(accepted, cancellation)
+
+    def recover(self) -> list[Result]:
+        """Finish what dead processes left in the session; returns the results, oldest first."""
+        claim = self._claim()
+        try:
+            return self._finish_earlier(claim)
+        finally:
+            claim.release()
+
+    # -- inside -----------------------------------------------------------------
+
+    def _claim(self) -> SessionWriter:
+        fields = self._fields
+        return self._db.claim(self._session_id, source=fields.source, model=fields.model, cwd=fields.cwd)
+
+    def _wait_in_line(self, text: str, why: str) -> TurnRecord:
+        accepted = self._db.accept_turn(self._session_id, text)
+        if self._notices.waiting is not None:
+            self._notices.waiting(why)
+        return accepted
+
+    def _pause(self, accepted: TurnRecord, cancellation: Cancellation | None) -> None:
+        if cancellation is None:
+            time.sleep(_POLL_SECONDS)
+        elif cancellation.wait(_POLL_SECONDS):
+            self._db.withdraw_turn(accepted, str(FailureReason.INTERRUPTED))
+            raise TurnInterrupted(cancellation.reason)
+
+    def _finish_earlier(self, claim: SessionWriter) -> list[Result]:
+        """Continue crashed turns and run messages whose senders died while they waited."""
+        self._agent.adopt(claim)
+        done: list[Result] = []
+        open_turns = claim.open_turns()
+        if self._notices.recovering is not None:
+            for turn in open_turns:
+                if turn.state is not TurnState.ACCEPTED:
+                    self._notices.recovering(turn)
+        if open_turns:
+            done += self._agent.recover()
+        for turn in open_turns:
+            if turn.state is TurnState.ACCEPTED and processes.is_alive(turn.owner) is False:
+                done.append(self._turn(claim, turn.input or "", turn))
+        if self._notices.recovered is not None:
+            for result in done:
+                self._notices.recovered(result)
+        return done
+
+    def _others_first(self, claim: SessionWriter, accepted: TurnRecord | None) -> bool:
+        """Whether a message of another live process was taken before ours."""
+        return any(
+            turn.state is TurnState.ACCEPTED and (accepted is None or turn.key < accepted.key)
+            for turn in claim.open_turns()
+        )
+
+    def _turn(self, claim: SessionWriter, text: str, accepted: TurnRecord | None) -> Result:
+        history = self._db.get_messages_as_conversation(self._session_id)
+        user = rows.user_row(text, timestamp=time.time())
+        key = accepted.key if accepted is not None else None
+        claim.commit(Batch(rows=[encode_row(user)], begin=key is None, start=key))
+        user["_db_persisted"] = True
+        agent: Any = self._agent
+        agent._pending_cli_user_message = user  # noqa: SLF001 - the published way to hand over a stored user row
+        result = self._agent.run_conversation(text, conversation_history=history)
+        self._settle(claim, result)
+        return result
+
+    @staticmethod
+    def _settle(claim: SessionWriter, result: Result) -> None:
+        """End the turn of an agent that wrote no end itself; an agent that could not store leaves it open."""
+        if claim.turn_key is None or str(result.get("turn_exit_reason")) == "session_persistence_failed":
+            return
+        if result.get("failed") or not result.get("completed"):
+            reason = str(result.get("failure_reason") or FailureReason.UNKNOWN)
+            state = TurnState.CANCELLED if result.get("interrupted") else TurnState.FAILED
+            claim.commit(Batch(end=TurnEnd(state, reason, str(result.get("error") or ""))))
+        else:
+            reply = rows.assistant_row(str(result.get("final_response") or ""), timestamp=time.time())
+            claim.commit(Batch(rows=[encode_row(reply)], end=TurnEnd(TurnState.DONE)))

@@ -1,0 +1,135 @@
+-- The store as the current version makes it. An older file reaches the same shape through migrations/.
+-- Session and row numbers: messages.id and events.id are session key * 2^24 + number, so one primary key
+-- orders a session's rows, names them for ever and needs no second index.
+
+CREATE TABLE migrations (
+    version INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    applied_at REAL NOT NULL
+);
+
+CREATE TABLE state_meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE system_prompts (
+    hash BLOB PRIMARY KEY,
+    prompt TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE sessions (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    source TEXT NOT NULL,
+    title TEXT UNIQUE,
+    model TEXT,
+    model_config TEXT,
+    system_prompt_hash BLOB,
+    parent_session_id TEXT,
+    user_id TEXT,
+    cwd TEXT,
+    started_at REAL NOT NULL,
+    ended_at REAL,
+    end_reason TEXT,
+    -- from here on: moved by every commit
+    last_active REAL NOT NULL,
+    fence INTEGER NOT NULL DEFAULT 0,
+    last_seq INTEGER NOT NULL DEFAULT 0,
+    last_event INTEGER NOT NULL DEFAULT 0,
+    head BLOB NOT NULL DEFAULT x'',
+    message_count INTEGER NOT NULL DEFAULT 0,
+    tool_call_count INTEGER NOT NULL DEFAULT 0,
+    api_call_count INTEGER NOT NULL DEFAULT 0,
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    cache_read_tokens INTEGER NOT NULL DEFAULT 0,
+    cache_write_tokens INTEGER NOT NULL DEFAULT 0,
+    reasoning_tokens INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE INDEX sessions_recent ON sessions (started_at);
+
+-- Append-only. wire: the row as it is sent, encoded once. extra: what is stored but not sent.
+-- hash: chained over the rows of the session; the marks (active, compacted) are outside it.
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY,
+    role TEXT NOT NULL,
+    wire TEXT NOT NULL,
+    extra TEXT,
+    timestamp REAL NOT NULL,
+    turn_key INTEGER,
+    hash BLOB NOT NULL,
+    active INTEGER NOT NULL DEFAULT 1,
+    compacted INTEGER NOT NULL DEFAULT 0,
+    content TEXT GENERATED ALWAYS AS (json_extract(wire, '$.content')) VIRTUAL
+);
+
+CREATE VIRTUAL TABLE messages_fts USING fts5(content, content='messages', content_rowid='id');
+
+CREATE TABLE turns (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    session_key INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    input TEXT,
+    user_seq INTEGER,
+    end_seq INTEGER,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    crash_resumes INTEGER NOT NULL DEFAULT 0,
+    fence INTEGER NOT NULL DEFAULT 0,
+    reason TEXT,
+    error TEXT,
+    accepted_at REAL NOT NULL,
+    ended_at REAL
+);
+
+CREATE INDEX turns_by_session ON turns (session_key, state);
+
+-- The effect ledger: one row a call, id turn.step.index.
+CREATE TABLE tool_calls (
+    turn_key INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    call_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    effect TEXT NOT NULL,
+    state TEXT NOT NULL,
+    fence INTEGER NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    result TEXT,
+    result_seq INTEGER,
+    PRIMARY KEY (turn_key, step, idx)
+) WITHOUT ROWID;
+
+-- One sequence a session: what every client's cursor walks over.
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    ref TEXT,
+    at REAL NOT NULL
+);
+
+CREATE TABLE session_leases (
+    session_key INTEGER PRIMARY KEY,
+    fence INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    boot_id TEXT NOT NULL,
+    expires REAL NOT NULL
+);
+
+CREATE TABLE usage (
+    session_key INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    api_calls INTEGER NOT NULL DEFAULT 0,
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    cache_read_tokens INTEGER NOT NULL DEFAULT 0,
+    cache_write_tokens INTEGER NOT NULL DEFAULT 0,
+    reasoning_tokens INTEGER NOT NULL DEFAULT 0,
+    first_seen REAL NOT NULL,
+    last_seen REAL NOT NULL,
+    PRIMARY KEY (session_key, model, provider)
+) WITHOUT ROWID;

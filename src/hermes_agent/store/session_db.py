@@ -1,0 +1,207 @@
+"""`SessionDB`: the small face of the store that the agent, the command and embedders use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hermes_agent import home
+from hermes_agent.store import anchors, database, encoding, leases, messages, sessions, turns, writer
+from hermes_agent.store.database import StoreOptions
+from hermes_agent.store.writer import SessionWriter
+
+_WIRE_ARGUMENTS = ("tool_calls", "tool_call_id", "name")
+
+
+class SessionDB:
+    """Sessions and their messages in one SQLite file, durable when a call returns.
+
+    `db_path` defaults to `<HERMES_HOME>/state.db`. Handles on one file in one process
+    share its connections; `close` drops a reference. Every method raises `StoreError`s
+    with one typed reason and leaves nothing half done.
+    """
+
+    def __init__(
+        self, db_path: str | Path | None = None, read_only: bool = False, *, options: StoreOptions | None = None  # noqa: FBT001, FBT002 - the published signature
+    ) -> None:
+        self.db_path = Path(db_path) if db_path is not None else home.hermes_home() / "state.db"
+        self._database = database.open_database(self.db_path, options, read_only=read_only)
+        self._anchors = anchors.Anchors(self.db_path.with_name(self.db_path.name + "-anchors"))
+        self._closed = False
+
+    def close(self) -> None:
+        """Drop this handle; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._anchors.close()
+            self._database.close()
+
+    def __enter__(self) -> SessionDB:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def commits(self) -> int:
+        """Transactions committed by this process on this file."""
+        return self._database.commits
+
+    # -- sessions -----------------------------------------------------------
+
+    def create_session(self, session_id: str, source: str = "unknown", **fields: Any) -> str:  # noqa: ANN401 - column values
+        """Make the session or fill in fields that are not set yet; returns its id.
+
+        Fields: model, model_config, system_prompt, parent_session_id, user_id, cwd, title.
+        """
+        if not session_id or not encoding.clean_text(session_id).isprintable():
+            raise ValueError("a session id is a non-empty string of visible characters")
+        self._database.write(lambda conn: sessions.ensure(conn, session_id, source, fields))
+        return session_id
+
+    def get_session(self, session_id: str) -> dict[str, Any] | None:
+        """One session's fields, None when it does not exist."""
+        return self._database.read(lambda conn: sessions.describe(conn, session_id))
+
+    def resolve_session(self, name: str) -> str:
+        """The id meant by an id, a title, a unique beginning of an id, or `latest`.
+
+        Raises `UnknownSession` or `AmbiguousSession`; never makes a session.
+        """
+        return self._database.read(lambda conn: sessions.resolve(conn, name))
+
+    def list_sessions(self, limit: int = 50, offset: int = 0) -> list[dict[str, Any]]:
+        """Sessions, the last used first, each with a `preview` of its first message."""
+        return self._database.read(lambda conn: sessions.recent(conn, limit, offset))
+
+    def set_session_title(self, session_id: str, title: str) -> None:
+        """Name a session; raises `UsageError` when the name is taken."""
+        self._database.write(lambda conn: sessions.set_title(conn, session_id, title))
+
+    # -- messages -----------------------------------------------------------
+
+    def append_message(self, session_id: str, role: str, content: Any = None, **fields: Any) -> int:  # noqa: ANN401 - any JSON content
+        """Append one message to a session no turn runs on; returns its row id once it is durable.
+
+        Fields: tool_calls, tool_call_id, tool_name, name, timestamp and anything else that
+        shall be stored beside the message. Raises `SessionBusy` while a turn runs.
+        """
+        message = {"role": role, "content": content, **fields}
+        if role == "tool" and fields.get("tool_name") and "name" not in fields:
+            message["name"] = fields["tool_name"]
+        return self.append_messages_batch(session_id, [message])[0]
+
+    def append_messages_batch(self, session_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Append several messages, all or none; returns their row ids."""
+        return self.append_rows(session_id, [encode_row(row) for row in rows])
+
+    def append_rows(self, session_id: str, rows: Sequence[messages.Row]) -> list[int]:
+        """The same for rows that are encoded already."""
+        return writer.append_unleased(self._database, self._anchors, session_id, rows)
+
+    def message_count(self, session_id: str) -> int:
+        """How many messages the session holds."""
+        return self._database.read(lambda conn: sessions.known(conn, session_id)).last_seq
+
+    def get_messages(self, session_id: str, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
+        """Stored rows, oldest first, with `id`, `seq` and their marks; content as it was stored."""
+        key = self._head(session_id).key
+        until = messages.MAX_SEQ if limit is None else min(offset + limit, messages.MAX_SEQ)
+
+        def work(conn: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - the driver's connection stays inside the store
+            return [
+                {
+                    "id": row.id, "seq": row.seq, "session_id": session_id, **row.fields(),
+                    "active": row.active, "compacted": row.compacted,
+                }
+                for row in messages.select(conn, key, after=offset, until=until)
+            ]  # fmt: skip
+
+        return self._database.read(work)
+
+    def get_messages_as_conversation(self, session_id: str) -> list[dict[str, Any]]:
+        """The session as chat messages, each with `_db_persisted`; nothing is repaired.
+
+        The row on which a turn ended without an answer carries why in `_turn_outcome`.
+        Raises `StoreDamaged` when rows were changed or are missing.
+        """
+
+        def work(conn: Any) -> tuple[sessions.Head, list[dict[str, Any]], dict[int, str], bytes | None]:  # noqa: ANN401
+            head = sessions.known(conn, session_id)
+            rows = messages.conversation(conn, head.key, head.head)
+            anchored = self._anchors.read(head.key)
+            hash_at = messages.hash_of(conn, head.key, anchored[0]) if anchored else None
+            return head, rows, turns.outcomes(conn, head.key), hash_at
+
+        head, rows, outcomes, hash_at = self._database.read(work)
+        self._anchors.check(head.key, session_id, head.last_seq, hash_at)
+        for row in rows if outcomes else ():
+            if row["_seq"] in outcomes:
+                row["_turn_outcome"] = outcomes[row["_seq"]]
+        return rows
+
+    # -- turns --------------------------------------------------------------
+
+    def claim(self, session_id: str, *, wait: float = 0.0, **create: Any) -> SessionWriter:  # noqa: ANN401 - column values
+        """Take the session's lease; with `source=…` and fields the session is made when it is missing.
+
+        Waits up to `wait` seconds for another owner. Raises `SessionBusy`, or
+        `UnknownSession` when nothing says how to make it.
+        """
+
+        def work(conn: Any) -> sessions.Head:  # noqa: ANN401 - the driver's connection stays inside the store
+            if "source" in create:
+                sessions.ensure(conn, session_id, create["source"], create)
+            head = sessions.known(conn, session_id)
+            leases.acquire(conn, head.key, session_id)
+            return sessions.known(conn, session_id)
+
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                head = self._database.write(work, durable=False)
+                break
+            except leases.errors.SessionBusy:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
+        return SessionWriter(self._database, self._anchors, head)
+
+    def accept_turn(self, session_id: str, text: str) -> turns.TurnRecord:
+        """Store, durably, a message that waits until the session is free."""
+        key = self._head(session_id).key
+        return self._database.write(lambda conn: turns.accept(conn, key, text))
+
+    def withdraw_turn(self, turn: turns.TurnRecord, reason: str) -> None:
+        """Cancel a message that still waits; a turn that has begun is left alone."""
+        self._database.write(lambda conn: turns.withdraw(conn, turn.key, reason))
+
+    def find_turn(self, turn_id: str) -> turns.TurnRecord | None:
+        """A turn by its public id."""
+        return self._database.read(lambda conn: turns.find(conn, turn_id))
+
+    def open_turns(self, session_id: str) -> list[turns.TurnRecord]:
+        """The session's turns that have not ended, oldest first."""
+        key = self._head(session_id).key
+        return self._database.read(lambda conn: turns.open_turns(conn, key))
+
+    def _head(self, session_id: str) -> sessions.Head:
+        return self._database.read(lambda conn: sessions.known(conn, session_id))
+
+
+def encode_row(row: Mapping[str, Any]) -> messages.Row:
+    """A message dict as a row of the store; `timestamp` is filled in when it is missing.
+
+    Raises `TypeError` when the role is no string or a value cannot be stored as JSON.
+    """
+    role = row.get("role")
+    if not isinstance(role, str) or not role:
+        raise TypeError("a message needs a role")
+    wire, extra = encoding.split(row)
+    timestamp = float(row.get("timestamp") or time.time())
+    content = row.get("content")
+    text = "" if role == "system" else messages.text_of(content)
+    return messages.Row(role, encoding.encode(wire), encoding.encode(extra) if extra else None, timestamp, text)

@@ -1,0 +1,255 @@
+"""Turns and the ledger of their tool calls: what was begun, what is known of it, what may be done again."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import apsw
+
+from hermes_agent.store import processes
+
+
+class TurnState(StrEnum):
+    """Where a piece of work stands; the last four are ends."""
+
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    WAITING_APPROVAL = "waiting_approval"
+    WAITING_RETRY = "waiting_retry"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def is_end(self) -> bool:
+        return self in _ENDS
+
+
+_ENDS = frozenset((TurnState.DONE, TurnState.FAILED, TurnState.CANCELLED, TurnState.EXPIRED))
+_OPEN = ", ".join(f"'{state}'" for state in TurnState if state not in _ENDS)
+
+
+class CallState(StrEnum):
+    """What is on disk about one tool call."""
+
+    PROPOSED = "proposed"
+    """Stored with the model's reply; it has provably not run."""
+    STARTED = "started"
+    """Stored before dispatch: it may have run."""
+    FINISHED = "finished"
+    """Its result is stored, not yet as a row."""
+    DONE = "done"
+    """Its result is a row of the transcript."""
+    UNKNOWN = "unknown"
+    """It was interrupted; whether it took effect is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallKey:
+    """A call's place in its turn: which model call proposed it, and where in the reply."""
+
+    step: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A call as the model asked for it."""
+
+    key: CallKey
+    call_id: str
+    name: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One row of the ledger."""
+
+    key: CallKey
+    call_id: str
+    name: str
+    effect: str
+    state: CallState
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One turn as it stands on disk."""
+
+    key: int
+    id: str
+    session_key: int
+    state: TurnState
+    owner: str
+    input: str | None
+    """The message, while it waits for its turn; None once it is a row."""
+    user_seq: int | None
+    end_seq: int | None
+    attempts: int
+    crash_resumes: int
+    reason: str | None
+    error: str | None
+
+
+_COLUMNS = (
+    "key, id, session_key, state, owner, input, user_seq, end_seq, attempts, crash_resumes, reason, error"
+)
+
+
+def _record(values: tuple[Any, ...]) -> TurnRecord:
+    return TurnRecord(*values[:3], TurnState(values[3]), *values[4:])
+
+
+def new_turn_id() -> str:
+    """A turn's public id."""
+    return "turn_" + secrets.token_hex(8)
+
+
+def accept(conn: apsw.Connection, session_key: int, text: str) -> TurnRecord:
+    """Store a message that waits for its turn on a busy session."""
+    turn_id, now = new_turn_id(), time.time()
+    conn.execute(
+        "INSERT INTO turns (id, session_key, state, owner, input, accepted_at) VALUES (?, ?, ?, ?, ?, ?)",
+        (turn_id, session_key, TurnState.ACCEPTED, processes.identity(), text, now),
+    )
+    return TurnRecord(
+        conn.last_insert_rowid(), turn_id, session_key, TurnState.ACCEPTED, processes.identity(), text,
+        None, None, 0, 0, None, None,
+    )  # fmt: skip
+
+
+def begin(conn: apsw.Connection, session_key: int, turn_id: str, user_seq: int, fence: int) -> int:
+    """Store a turn that starts now; returns its key."""
+    conn.execute(
+        "INSERT INTO turns (id, session_key, state, owner, user_seq, attempts, fence, accepted_at)"
+        " VALUES (?, ?, ?, ?, ?, 1, ?, ?)",
+        (turn_id, session_key, TurnState.RUNNING, processes.identity(), user_seq, fence, time.time()),
+    )
+    return conn.last_insert_rowid()
+
+
+def start(conn: apsw.Connection, turn_key: int, user_seq: int, fence: int) -> None:
+    """Turn an accepted message into a running turn; its row is number `user_seq`."""
+    conn.execute(
+        "UPDATE turns SET state = ?, owner = ?, input = NULL, user_seq = ?, attempts = attempts + 1, fence = ?"
+        " WHERE key = ?",
+        (TurnState.RUNNING, processes.identity(), user_seq, fence, turn_key),
+    )
+
+
+def withdraw(conn: apsw.Connection, turn_key: int, reason: str) -> None:
+    """Cancel a message that has not become a row yet."""
+    conn.execute(
+        "UPDATE turns SET state = ?, reason = ?, ended_at = ? WHERE key = ? AND state = ?",
+        (TurnState.CANCELLED, reason, time.time(), turn_key, TurnState.ACCEPTED),
+    )
+
+
+def resume(conn: apsw.Connection, turn_key: int, fence: int) -> None:
+    """Take over a turn whose process died; counts one crash."""
+    conn.execute(
+        "UPDATE turns SET state = ?, owner = ?, fence = ?, crash_resumes = crash_resumes + 1 WHERE key = ?",
+        (TurnState.RUNNING, processes.identity(), fence, turn_key),
+    )
+
+
+def end(
+    conn: apsw.Connection, turn_key: int, state: TurnState, end_seq: int, reason: str | None, error: str | None
+) -> None:
+    """Close a turn; a turn that is closed stays as it is."""
+    conn.execute(
+        f"UPDATE turns SET state = ?, end_seq = ?, reason = ?, error = ?, ended_at = ?"  # noqa: S608 - constants
+        f" WHERE key = ? AND state IN ({_OPEN})",
+        (state, end_seq, reason, error, time.time(), turn_key),
+    )
+
+
+def open_turns(conn: apsw.Connection, session_key: int) -> list[TurnRecord]:
+    """The session's turns that have not ended, oldest first."""
+    rows = conn.execute(
+        f"SELECT {_COLUMNS} FROM turns WHERE session_key = ? AND state IN ({_OPEN}) ORDER BY key",  # noqa: S608
+        (session_key,),
+    )
+    return [_record(values) for values in rows]
+
+
+def find(conn: apsw.Connection, turn_id: str) -> TurnRecord | None:
+    """The turn of that public id."""
+    for values in conn.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (turn_id,)):  # noqa: S608
+        return _record(values)
+    return None
+
+
+def outcomes(conn: apsw.Connection, session_key: int) -> dict[int, str]:
+    """Why turns ended without an answer, by the number of the last row each of them left."""
+    rows = conn.execute(
+        "SELECT end_seq, state, reason FROM turns WHERE session_key = ? AND state IN (?, ?, ?)",
+        (session_key, TurnState.FAILED, TurnState.CANCELLED, TurnState.EXPIRED),
+    )
+    return {seq: reason or state for seq, state, reason in rows if seq is not None}
+
+
+def propose(conn: apsw.Connection, turn_key: int, proposals: list[Proposal], fence: int) -> None:
+    """Store the calls of one reply."""
+    conn.executemany(
+        "INSERT INTO tool_calls (turn_key, step, idx, call_id, name, effect, state, fence)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (turn_key, p.key.step, p.key.index, p.call_id, p.name, p.effect, CallState.PROPOSED, fence)
+            for p in proposals
+        ],
+    )
+
+
+def mark_started(conn: apsw.Connection, turn_key: int, key: CallKey, fence: int) -> None:
+    """Store that a call is about to be dispatched."""
+    conn.execute(
+        "UPDATE tool_calls SET state = ?, fence = ?, attempt = attempt + 1 WHERE turn_key = ? AND step = ? AND idx = ?",
+        (CallState.STARTED, fence, turn_key, key.step, key.index),
+    )
+
+
+def mark_finished(conn: apsw.Connection, turn_key: int, key: CallKey, result: str, fence: int) -> None:
+    """Keep the result of a call that waits for an earlier one of its batch."""
+    conn.execute(
+        "UPDATE tool_calls SET state = ?, result = ?, fence = ? WHERE turn_key = ? AND step = ? AND idx = ?",
+        (CallState.FINISHED, result, fence, turn_key, key.step, key.index),
+    )
+
+
+def mark_done(
+    conn: apsw.Connection, turn_key: int, key: CallKey, state: CallState, result_seq: int, fence: int
+) -> None:
+    """Store that a call's result is row `result_seq`; `state` is DONE or UNKNOWN."""
+    conn.execute(
+        "UPDATE tool_calls SET state = ?, result = NULL, result_seq = ?, fence = ?"
+        " WHERE turn_key = ? AND step = ? AND idx = ?",
+        (state, result_seq, fence, turn_key, key.step, key.index),
+    )
+
+
+def calls(conn: apsw.Connection, turn_key: int, step: int | None = None) -> list[CallRecord]:
+    """The ledger of a turn (or of one step of it), in call order."""
+    rows = conn.execute(
+        "SELECT step, idx, call_id, name, effect, state, result FROM tool_calls"
+        " WHERE turn_key = ?1 AND (?2 IS NULL OR step = ?2) ORDER BY step, idx",
+        (turn_key, step),
+    )
+    return [
+        CallRecord(CallKey(step_, idx), call_id, name, effect, CallState(state), result)
+        for step_, idx, call_id, name, effect, state, result in rows
+    ]
+
+
+def last_step(conn: apsw.Connection, turn_key: int) -> int:
+    """The highest step number of a turn, 0 before its first call."""
+    for (value,) in conn.execute("SELECT max(step) FROM tool_calls WHERE turn_key = ?", (turn_key,)):
+        return value or 0
+    return 0

@@ -1,0 +1,366 @@
+"""Writing one session: rows, ledger, events and counters that belong together, in one transaction.
+
+A `SessionWriter` holds the session's lease. It knows where the session ends without
+asking, and every transaction proves with one conditional UPDATE that this is still so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import apsw
+
+from hermes_agent import errors
+from hermes_agent.store import anchors, leases, messages, sessions, turns, usage
+from hermes_agent.store.database import Database
+from hermes_agent.store.turns import CallKey, CallState, Proposal, TurnRecord, TurnState
+
+
+Event = tuple[str, str | None]
+"""Kind and what it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How a turn ended."""
+
+    state: TurnState
+    reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit holds."""
+
+    rows: list[messages.Row] = field(default_factory=list[messages.Row])
+    begin: bool = False
+    """A new turn begins with the first row."""
+    start: int | None = None
+    """Key of an accepted turn that begins with the first row."""
+    proposals: list[Proposal] = field(default_factory=list[Proposal])
+    results: dict[int, tuple[CallKey, CallState]] = field(default_factory=dict[int, tuple[CallKey, CallState]])
+    """By index in `rows`: the call whose result that row is, and its new state."""
+    usage: usage.UsageDelta | None = None
+    end: TurnEnd | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.proposals or self.usage or self.end)
+
+
+class SessionWriter:
+    """The right to write one session. Get one with `SessionDB.claim`; not for two threads' rows at once."""
+
+    def __init__(self, database: Database, witness: anchors.Anchors, head: sessions.Head) -> None:
+        self._database = database
+        self._anchors = witness
+        self._head = head
+        self._turn_key: int | None = None
+        self.turn_id = ""
+        self._lock = threading.Lock()
+        self.released = False
+        _keeper.watch(self)
+
+    @property
+    def session_id(self) -> str:
+        return self._head.id
+
+    @property
+    def session_key(self) -> int:
+        return self._head.key
+
+    @property
+    def fence(self) -> int:
+        return self._head.fence
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the session's last row."""
+        return self._head.last_seq
+
+    @property
+    def turn_key(self) -> int | None:
+        """Key of the turn that runs, None between turns."""
+        return self._turn_key
+
+    # -- turns --------------------------------------------------------------
+
+    def open_turns(self) -> list[TurnRecord]:
+        """The session's turns that have not ended, oldest first."""
+        return self._database.read(lambda conn: turns.open_turns(conn, self._head.key))
+
+    def take_over(self, turn: TurnRecord) -> None:
+        """Make a dead process's running turn ours; counts one crash of it, durably."""
+
+        def work(conn: apsw.Connection) -> None:
+            turns.resume(conn, turn.key, self._head.fence)
+
+        self._apply(work, [("turn.resumed", turn.id)])
+        self._turn_key, self.turn_id = turn.key, turn.id
+
+    def ledger(self, step: int | None = None) -> list[turns.CallRecord]:
+        """The calls of the running turn."""
+        key = self._turn_key
+        return [] if key is None else self._database.read(lambda conn: turns.calls(conn, key, step))
+
+    def last_step(self) -> int:
+        """The highest step number of the running turn, 0 before its first call."""
+        key = self._turn_key
+        return 0 if key is None else self._database.read(lambda conn: turns.last_step(conn, key))
+
+    def rows_since(self, seq: int) -> list[messages.Stored]:
+        """The session's rows from number `seq` on."""
+        return self._database.read(lambda conn: list(messages.select(conn, self._head.key, after=seq - 1)))
+
+    # -- writes -------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> list[int]:
+        """Make the batch durable; returns the numbers of its rows.
+
+        Raises `StaleLease` when the session was taken over, `StoreError` when the disk
+        refuses. When a commit fails half way the file is asked whether it holds the batch.
+        """
+        with self._lock:
+            placed = messages.place(batch.rows, self._head.last_seq, self._head.head)
+            begins = batch.begin or batch.start is not None
+            turn_id = turns.new_turn_id() if batch.begin else self._accepted_id(batch.start) or self.turn_id
+            announced: list[Event] = [("turn.running", turn_id)] if begins else []
+            announced += [("message", str(item.seq)) for item in placed]
+            if batch.end is not None:
+                announced.append((f"turn.{batch.end.state}", turn_id))
+            turn_key = self._turn_key
+
+            def work(conn: apsw.Connection) -> None:
+                nonlocal turn_key
+                if batch.begin:
+                    turn_key = turns.begin(conn, self._head.key, turn_id, self._head.last_seq + 1, self._head.fence)
+                elif batch.start is not None:
+                    turn_key = batch.start
+                    turns.start(conn, batch.start, self._head.last_seq + 1, self._head.fence)
+                messages.insert(conn, self._head.key, placed, turn_key)
+                if turn_key is None:
+                    return
+                self._ledger(conn, turn_key, batch, placed)
+                if batch.end is not None:
+                    last = placed[-1].seq if placed else self._head.last_seq
+                    turns.end(conn, turn_key, batch.end.state, last, batch.end.reason, batch.end.error)
+
+            self._apply(work, announced, placed, batch.usage, len(batch.proposals))
+            self._turn_key, self.turn_id = (None, "") if batch.end is not None else (turn_key, turn_id)
+            if placed:
+                self._anchors.record(self._head.key, self._head.last_seq, self._head.head)
+            return [item.seq for item in placed]
+
+    def start_calls(self, keys: Sequence[CallKey]) -> None:
+        """Store, durably and before dispatch, that these calls may now run."""
+
+        def work(conn: apsw.Connection) -> None:
+            for key in keys:
+                turns.mark_started(conn, self._running(), key, self._head.fence)
+
+        with self._lock:
+            self._apply(work, [("tool.started", self.call_name(key)) for key in keys])
+
+    def finish_call(self, key: CallKey, result: str) -> None:
+        """Keep a result that waits for an earlier call of its batch."""
+
+        def work(conn: apsw.Connection) -> None:
+            turns.mark_finished(conn, self._running(), key, result, self._head.fence)
+
+        with self._lock:
+            self._apply(work, [("tool.finished", self.call_name(key))])
+
+    def call_name(self, key: CallKey) -> str:
+        """The ledger's public id of a call of the running turn: `turn.step.index`."""
+        return f"{self.turn_id}.{key.step}.{key.index}"
+
+    def set_system_prompt(self, prompt: str) -> None:
+        """Keep the session's system prompt; rides on the next durable commit."""
+        self._database.write(
+            lambda conn: sessions.set_system_prompt(conn, self._head.id, prompt), durable=False
+        )
+
+    def renew(self) -> None:
+        """Extend the lease; raises `StaleLease` when it is not ours any more."""
+        self._database.write(lambda conn: leases.renew(conn, self._head.key, self._head.fence), durable=False)
+
+    def release(self) -> None:
+        """Give the session back; a second call does nothing."""
+        if self.released:
+            return
+        self.released = True
+        _keeper.forget(self)
+        self._database.write(lambda conn: leases.release(conn, self._head.key, self._head.fence), durable=False)
+
+    # -- inside -------------------------------------------------------------
+
+    def _running(self) -> int:
+        if self._turn_key is None:
+            raise errors.StoreError("no turn is running on this session")
+        return self._turn_key
+
+    def _accepted_id(self, turn_key: int | None) -> str:
+        for turn in self.open_turns() if turn_key is not None else ():
+            if turn.key == turn_key:
+                return turn.id
+        return ""
+
+    def _ledger(self, conn: apsw.Connection, turn_key: int, batch: Batch, placed: list[messages.Placed]) -> None:
+        if batch.proposals:
+            turns.propose(conn, turn_key, batch.proposals, self._head.fence)
+        for index, (key, state) in batch.results.items():
+            turns.mark_done(conn, turn_key, key, state, placed[index].seq, self._head.fence)
+
+    def _apply(
+        self,
+        work: Callable[[apsw.Connection], None],
+        announced: list[Event],
+        placed: Sequence[messages.Placed] = (),
+        used: usage.UsageDelta | None = None,
+        calls: int = 0,
+    ) -> None:
+        """Run one transaction under the fence and move the head when it is durable."""
+        old = self._head
+        new = sessions.Head(
+            old.key,
+            old.id,
+            old.fence,
+            placed[-1].seq if placed else old.last_seq,
+            old.last_event + len(announced),
+            placed[-1].hash if placed else old.head,
+        )
+        now = time.time()
+
+        def transaction(conn: apsw.Connection) -> None:
+            _move(conn, old, new, now, len(placed), calls, used)
+            work(conn)
+            for number, (kind, ref) in enumerate(announced, old.last_event + 1):
+                conn.execute(_EVENT, (messages.row_id(old.key, number), kind, ref, now))
+            if used is not None:
+                usage.add(conn, old.key, used)
+
+        try:
+            self._database.write(transaction)
+        except errors.CommitUnknown:
+            if not self._landed(new):
+                raise
+        self._head = new
+
+    def _landed(self, new: sessions.Head) -> bool:
+        """Whether a commit that failed half way is in the file after all; if so it is made durable."""
+        found = self._database.read(lambda conn: sessions.head(conn, new.id))
+        if found != new:
+            return False
+        self._database.harden()
+        return True
+
+
+def _move(
+    conn: apsw.Connection,
+    old: sessions.Head,
+    new: sessions.Head,
+    now: float,
+    rows: int,
+    calls: int,
+    used: usage.UsageDelta | None,
+) -> None:
+    """Advance the session's row, if it still stands where we left it and is still ours."""
+    if used is None:
+        conn.execute(_MOVE, (new.last_seq, new.last_event, new.head, now, rows, calls, old.key, old.fence, old.last_event))
+    else:
+        conn.execute(
+            _MOVE_USED,
+            (
+                new.last_seq, new.last_event, new.head, now, rows, calls,
+                used.api_calls, used.input_tokens, used.output_tokens, used.cache_read_tokens,
+                used.cache_write_tokens, used.reasoning_tokens,
+                old.key, old.fence, old.last_event,
+            ),
+        )  # fmt: skip
+    if conn.changes() != 1:
+        raise errors.StaleLease(f"session {old.id} was taken over by another process; this write was dropped")
+
+
+_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
+_SET = (
+    "UPDATE sessions SET last_seq = ?, last_event = ?, head = ?, last_active = ?,"
+    " message_count = message_count + ?, tool_call_count = tool_call_count + ?"
+)
+_WHERE = " WHERE key = ? AND fence = ? AND last_event = ?"
+_MOVE = _SET + _WHERE
+_MOVE_USED = (
+    _SET
+    + ", api_call_count = api_call_count + ?, input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,"
+    " cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,"
+    " reasoning_tokens = reasoning_tokens + ?" + _WHERE
+)
+
+
+def append_unleased(
+    database: Database, witness: anchors.Anchors, session_id: str, rows: Sequence[messages.Row]
+) -> list[int]:
+    """Append rows to a session nobody runs a turn on; returns their ids.
+
+    Raises `SessionBusy` while a turn runs, since the rows would fall into the middle of it.
+    """
+
+    def work(conn: apsw.Connection) -> sessions.Head:
+        old = sessions.known(conn, session_id)
+        leases.refuse_if_held(conn, old.key, session_id)
+        placed = messages.place(rows, old.last_seq, old.head)
+        new = sessions.Head(
+            old.key, old.id, old.fence, placed[-1].seq, old.last_event + len(placed), placed[-1].hash
+        )
+        now = time.time()
+        _move(conn, old, new, now, len(placed), 0, None)
+        messages.insert(conn, old.key, placed, None)
+        for number, item in enumerate(placed, old.last_event + 1):
+            conn.execute(_EVENT, (messages.row_id(old.key, number), "message", str(item.seq), now))
+        return new
+
+    if not rows:
+        return []
+    new = database.write(work)
+    witness.record(new.key, new.last_seq, new.head)
+    return [messages.row_id(new.key, seq) for seq in range(new.last_seq - len(rows) + 1, new.last_seq + 1)]
+
+
+class _Keeper:
+    """Renews the leases of this process from one daemon thread, while there are any."""
+
+    def __init__(self) -> None:
+        self._writers: set[SessionWriter] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, writer: SessionWriter) -> None:
+        with self._changed:
+            self._writers.add(writer)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="hermes-leases", daemon=True)
+                self._thread.start()
+
+    def forget(self, writer: SessionWriter) -> None:
+        with self._changed:
+            self._writers.discard(writer)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(leases.RENEW_EVERY)
+                writers = list(self._writers)
+                if not writers:
+                    self._thread = None
+                    return
+            for writer in writers:
+                try:
+                    writer.renew()
+                except errors.HermesError:
+                    # a stale writer learns it from its next commit; a busy disk gets the next round
+                    continue
+
+
+_keeper = _Keeper()
