@@ -83,10 +83,16 @@ FAILURES: dict[FailureReason, Failure] = {
     FailureReason.SERVER_ERROR: Failure(True, "The model server failed; try again."),
     FailureReason.TIMEOUT: Failure(True, "The model did not answer in time; try again."),
     FailureReason.CONNECTION: Failure(True, "Check the base URL and that the server is running."),
-    FailureReason.INVALID_RESPONSE: Failure(True, "The server did not answer as an OpenAI-compatible API; check the base URL."),
+    FailureReason.INVALID_RESPONSE: Failure(
+        True, "The server did not answer as an OpenAI-compatible API; check the base URL."
+    ),
     FailureReason.EMPTY_RESPONSE: Failure(True, "The model returned nothing; try again or choose another model."),
-    FailureReason.TRUNCATED: Failure(False, "The answer was cut by the output limit; raise max_tokens or ask for less."),
-    FailureReason.CONTEXT_OVERFLOW: Failure(False, "The conversation is longer than the model's window; start a new session."),
+    FailureReason.TRUNCATED: Failure(
+        False, "The answer was cut by the output limit; raise max_tokens or ask for less."
+    ),
+    FailureReason.CONTEXT_OVERFLOW: Failure(
+        False, "The conversation is longer than the model's window; start a new session."
+    ),
     FailureReason.AUTH: Failure(False, "Check the API key."),
     FailureReason.BILLING: Failure(False, "Check quota and billing at the provider."),
     FailureReason.MODEL_NOT_FOUND: Failure(False, "Check the model name with -m."),
@@ -101,9 +107,13 @@ FAILURES: dict[FailureReason, Failure] = {
     FailureReason.STORE_LOCKED: Failure(True, "Another process holds the store's write lock; try again."),
     FailureReason.STORE_FULL: Failure(True, "The disk is full; free some space and try again."),
     FailureReason.STORE_READ_ONLY: Failure(False, "The store cannot be written; check the permissions of HERMES_HOME."),
-    FailureReason.STORE_DAMAGED: Failure(False, "The store is damaged and was left untouched; restore a backup of state.db."),
+    FailureReason.STORE_DAMAGED: Failure(
+        False, "The store is damaged and was left untouched; restore a backup of state.db."
+    ),
     FailureReason.STORE_REPLACED: Failure(False, "state.db was replaced while it was open; restart hermes."),
-    FailureReason.STORE_FOREIGN: Failure(False, "This state.db is not ours or is newer; set another HERMES_HOME or upgrade."),
+    FailureReason.STORE_FOREIGN: Failure(
+        False, "This state.db is not ours or is newer; set another HERMES_HOME or upgrade."
+    ),
     FailureReason.STORE_UNSAFE_PLACE: Failure(False, "Put HERMES_HOME on a local disk."),
     FailureReason.STORE_IO: Failure(True, "The disk reported an error; check it and try again."),
     FailureReason.TOOL_FAILED: Failure(False, "Read the tool's message."),

@@ -65,13 +65,16 @@ class Journal:
 
     def stage_usage(self, delta: UsageDelta) -> None:
         """Count a model call with the next flush."""
-        self._staged.usage = delta
+        staged = self._staged.usage
+        self._staged.usage = delta if staged is None else staged.plus(delta)
 
     # -- calls --------------------------------------------------------------
 
     def stage_proposals(self, calls: Sequence[tuple[str, str, str]]) -> None:
         """The next assistant row proposes these calls, each (id, name, effect)."""
-        if self.writer is None or (self.writer.turn_key is None and not self._staged.begin and self._staged.start is None):
+        if self.writer is None or (
+            self.writer.turn_key is None and not self._staged.begin and self._staged.start is None
+        ):
             return
         self._step += 1
         proposals = [

@@ -21,13 +21,17 @@ Segment = tuple[str, list[Any]]
 PARALLEL, SEQUENTIAL = "parallel", "sequential"
 
 
-def parts_of(call: Any) -> tuple[str, Any, str]:  # noqa: ANN401 - a call of any client
+def parts_of(call: Any) -> tuple[str, Any, str]:
     """Name, arguments and id of a call, whatever client made the object."""
     function = getattr(call, "function", call)
-    return str(getattr(function, "name", "") or ""), getattr(function, "arguments", ""), str(getattr(call, "id", "") or "")
+    return (
+        str(getattr(function, "name", "") or ""),
+        getattr(function, "arguments", ""),
+        str(getattr(call, "id", "") or ""),
+    )
 
 
-def calls_of(assistant_message: Any) -> list[Any]:  # noqa: ANN401 - the reply of any client
+def calls_of(assistant_message: Any) -> list[Any]:
     """The calls of a reply."""
     return list(getattr(assistant_message, "tool_calls", None) or ())
 
@@ -69,7 +73,7 @@ def _add(found: list[Segment], kind: str, calls: list[Any]) -> None:
         found.append((kind, calls))
 
 
-def _claim(call: Any, cwd: Path) -> tuple[list[str], list[str]] | None:  # noqa: ANN401 - a call of any client
+def _claim(call: Any, cwd: Path) -> tuple[list[str], list[str]] | None:
     """The paths a call reads and writes; None when it must run alone."""
     name, arguments, _ = parts_of(call)
     entry = registry.get_entry(name)
@@ -107,7 +111,7 @@ def preview(name: str, args: dict[str, Any]) -> str:
     return name if not args else ", ".join(args)[:120]
 
 
-def is_error(content: Any) -> bool:  # noqa: ANN401 - a result's content
+def is_error(content: Any) -> bool:
     """Whether a result says that the call failed, by the tools' convention."""
     if not isinstance(content, str) or not content.startswith("{") or '"error"' not in content:
         return False

@@ -14,7 +14,7 @@ from hermes_agent import log
 _log = log.get("agent.publish")
 
 
-def publish(callback: Callable[..., Any] | None, *args: Any, **fields: Any) -> None:  # noqa: ANN401 - as the callback takes them
+def publish(callback: Callable[..., Any] | None, *args: Any, **fields: Any) -> None:
     """Call `callback` on this thread, if there is one."""
     if callback is None:
         return

@@ -7,17 +7,16 @@ globals at call time.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes_agent import home, log, settings
+from hermes_agent import failpoints, home, log, settings
 from hermes_agent.agent import model_metadata, options, prompt, results, tool_executor, turn_loop
 from hermes_agent.agent.control import DEFAULT_ITERATIONS, IterationBudget, TurnControl
-from hermes_agent.agent.journal import PERSISTED, Journal
+from hermes_agent.agent.journal import Journal
 from hermes_agent.agent.results import Exit, TurnFacts
 from hermes_agent.agent.turn_loop import Turn
 from hermes_agent.agent.wire import Wire
@@ -27,7 +26,6 @@ from hermes_agent.providers.base import Provider
 from hermes_agent.providers.openai_chat import OpenAIChat
 from hermes_agent.providers.openai_client import OpenAI
 from hermes_agent.providers.retry import Retrying
-from hermes_agent.store.session_db import SessionDB
 from hermes_agent.store.turns import TurnRecord, TurnState
 from hermes_agent.store.writer import SessionWriter, TurnEnd
 from hermes_agent.tools import dispatch, todo
@@ -51,8 +49,8 @@ def handle_function_call(
     effective_task_id: str = "default",  # noqa: ARG001 - part of the published signature
     *,
     context: ToolContext | None = None,
-    **ids: Any,  # noqa: ANN401, ARG001 - tool_call_id and friends, for whoever replaces this function
-) -> Any:  # noqa: ANN401 - whatever the tool returns
+    **ids: Any,  # noqa: ARG001 - tool_call_id and friends, for whoever replaces this function
+) -> Any:
     """Run one registered tool. Without a `context` nobody can be asked, so what needs a yes is refused."""
     if context is None:
         context = ToolContext(home=_hermes_home or home.hermes_home(), cwd=Path.cwd())
@@ -66,7 +64,7 @@ class AIAgent:
     thread meanwhile. With a `SessionDB` every step is durable before it is shown.
     """
 
-    def __init__(self, **given: Any) -> None:  # noqa: ANN401 - the published constructor, checked by `options.parse`
+    def __init__(self, **given: Any) -> None:
         chosen = options.parse(given)
         self.home = _hermes_home or home.hermes_home()
         self.settings = settings.load(self.home)
@@ -153,13 +151,13 @@ class AIAgent:
 
     def run_conversation(
         self,
-        user_message: Any,  # noqa: ANN401 - text or a list of content parts
+        user_message: Any,
         system_message: str | None = None,
         conversation_history: list[Message] | None = None,
         task_id: str | None = None,
         stream_callback: Callable[..., Any] | None = None,
         persist_user_message: str | None = None,
-        **_later: Any,  # noqa: ANN401 - parts of the published signature that nothing here uses yet
+        **_later: Any,
     ) -> dict[str, Any]:
         """Run one turn to its end and return its result dict; the keys are the same on every exit.
 
@@ -170,7 +168,7 @@ class AIAgent:
         self._begin(stream_callback)
         try:
             try:
-                claim = self._take_session(system_message or "")
+                claim = self._take_session()
             except SessionBusy as error:
                 return self._refused(error, conversation_history or [])
             if claim is not None and self.recover() and conversation_history is not None:
@@ -178,8 +176,10 @@ class AIAgent:
             history = list(conversation_history or ())
             user = self._user_row(user_message, persist_user_message)
             turn = self._turn([*history, user], len(history), system_message or "", task_id)
-            if claim is not None and claim.turn_key is None:
-                self.journal.stage_begin()
+            if claim is not None:
+                self._store_prompt(claim)
+                if claim.turn_key is None:
+                    self.journal.stage_begin()
             self._persist_session(turn.messages, history)
             return self._finish(turn, turn_loop.run(self, turn), claim)
         finally:
@@ -192,11 +192,7 @@ class AIAgent:
         claim = self._claim or self.journal.writer
         if claim is None or claim.turn_key is not None:
             return []
-        done: list[dict[str, Any]] = []
-        for turn in claim.open_turns():
-            if turn.state is not TurnState.ACCEPTED:
-                done.append(self._resume(claim, turn))
-        return done
+        return [self._resume(claim, turn) for turn in claim.open_turns() if turn.state is not TurnState.ACCEPTED]
 
     def adopt(self, claim: SessionWriter) -> None:
         """Run the next turns under a lease that the caller took and gives back."""
@@ -204,7 +200,7 @@ class AIAgent:
         self.session_id = claim.session_id
         self.journal.attach(claim)
 
-    def interrupt(self, message: str | None = None, **_modes: Any) -> None:  # noqa: ANN401 - the published signature
+    def interrupt(self, message: str | None = None, **_modes: Any) -> None:
         """Ask the running turn to stop at its next safe point; any thread, also a signal handler."""
         self.control.interrupt(message or "")
 
@@ -221,7 +217,7 @@ class AIAgent:
         if stream_callback is not None:
             self.stream_delta_callback = stream_callback
 
-    def _take_session(self, system_message: str) -> SessionWriter | None:
+    def _take_session(self) -> SessionWriter | None:
         """The lease under which this turn is stored: the caller's, or one of our own."""
         if self._session_db is None or self._persist_disabled:
             return None
@@ -233,7 +229,6 @@ class AIAgent:
                 source=self.options.platform,
                 model=self.model,
                 cwd=str(self.working_directory),
-                system_prompt=self._system_prompt(system_message),
             )
         except SessionBusy:
             raise
@@ -257,7 +252,7 @@ class AIAgent:
             except HermesError as error:
                 _log.warning("lease.release_failed", session_id=self.session_id, error=str(error))
 
-    def _user_row(self, content: Any, stored: str | None) -> Message:  # noqa: ANN401 - text or content parts
+    def _user_row(self, content: Any, stored: str | None) -> Message:
         pending, self._pending_cli_user_message = self._pending_cli_user_message, None
         if pending is not None and pending.get("content") == content:
             return pending
@@ -286,12 +281,15 @@ class AIAgent:
     def _system_prompt(self, system_message: str) -> str:
         if not self._cached_system_prompt:
             stored = self._stored_prompt()
-            here = {"model": self.model, "provider": self.provider, "cwd": self.working_directory}
-            if stored and prompt.still_fits(stored, **here):
-                self._cached_system_prompt = stored
-            else:
-                self._cached_system_prompt = prompt.build(**here, extra=system_message)
+            here = prompt.Place(self.model, self.provider, self.working_directory)
+            fits = bool(stored) and prompt.still_fits(stored, here)
+            self._cached_system_prompt = stored if fits else prompt.build(here, system_message)
         return self._cached_system_prompt
+
+    def _store_prompt(self, claim: SessionWriter) -> None:
+        """Keep the prompt with the session, for the turns to come; rides on the next durable commit."""
+        if self._cached_system_prompt != self._stored_prompt():
+            claim.set_system_prompt(self._cached_system_prompt)
 
     def _stored_prompt(self) -> str:
         found = self._session_db.get_session(self.session_id) if self._session_db is not None else None
@@ -302,7 +300,9 @@ class AIAgent:
 
     def _resume(self, claim: SessionWriter, record: TurnRecord) -> dict[str, Any]:
         """Go on with a turn whose process died, from its durable prefix."""
+        failpoints.hit("turn.before_resume")
         claim.take_over(record)
+        failpoints.hit("turn.resumed")
         self.journal.attach(claim)
         messages = self._stored_history()
         start = next((i for i, row in enumerate(messages) if row.get("_seq") == record.user_seq), len(messages))
@@ -344,9 +344,12 @@ class AIAgent:
         seen = "".join(turn.streamed)
         if seen.strip():
             turn.messages.append(rows.assistant_row(seen, timestamp=time.time(), finish_reason="incomplete"))
+        turn.messages[-1]["_turn_outcome"] = str(exit_.reason)
         state = TurnState.CANCELLED if exit_.interrupted else TurnState.FAILED
         self.journal.stage_end(TurnEnd(state, str(exit_.reason), exit_.error or exit_.detail))
+        failpoints.hit("turn.before_end")
         self.flush(turn.messages)
+        failpoints.hit("turn.after_end")
 
     def _refused(self, error: HermesError, history: list[Message]) -> dict[str, Any]:
         exit_ = results.failed(str(error.reason), error.reason, str(error))
@@ -401,21 +404,25 @@ class AIAgent:
     # -- tools ------------------------------------------------------------------
 
     def _execute_tool_calls(
-        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0  # noqa: ANN401
+        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0
     ) -> None:
         tool_executor.execute_tool_calls_segmented(self, assistant_message, messages, effective_task_id, api_call_count)
 
     def _execute_tool_calls_sequential(
-        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0  # noqa: ANN401
+        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0
     ) -> None:
-        tool_executor.execute_tool_calls_sequential(self, assistant_message, messages, effective_task_id, api_call_count)
+        tool_executor.execute_tool_calls_sequential(
+            self, assistant_message, messages, effective_task_id, api_call_count
+        )
 
     def _execute_tool_calls_concurrent(
-        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0  # noqa: ANN401
+        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0
     ) -> None:
-        tool_executor.execute_tool_calls_concurrent(self, assistant_message, messages, effective_task_id, api_call_count)
+        tool_executor.execute_tool_calls_concurrent(
+            self, assistant_message, messages, effective_task_id, api_call_count
+        )
 
-    def dispatch_sequential(self, name: str, args: dict[str, Any], task_id: str, call_id: str) -> Any:  # noqa: ANN401
+    def dispatch_sequential(self, name: str, args: dict[str, Any], task_id: str, call_id: str) -> Any:
         """Run one call by the way that `handle_function_call` names."""
         return handle_function_call(
             name, args, task_id, tool_call_id=call_id, session_id=self.session_id, context=self._context(call_id)
@@ -423,13 +430,18 @@ class AIAgent:
 
     def dispatch_concurrent(
         self, name: str, args: dict[str, Any], task_id: str, call_id: str, messages: list[Message]
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run one call of a concurrent batch."""
         return self._invoke_tool(name, args, task_id, call_id, messages=messages)
 
     def _invoke_tool(
-        self, function_name: str, function_args: dict[str, Any], effective_task_id: str, tool_call_id: str, **_: Any  # noqa: ANN401, ARG002
-    ) -> Any:  # noqa: ANN401
+        self,
+        function_name: str,
+        function_args: dict[str, Any],
+        effective_task_id: str,  # noqa: ARG002 - part of the published signature
+        tool_call_id: str,
+        **_: Any,
+    ) -> Any:
         return dispatch.call_tool(function_name, function_args, self._context(tool_call_id))
 
     def _context(self, call_id: str) -> ToolContext:
@@ -457,10 +469,10 @@ class AIAgent:
 
     # -- published names that a surface may replace --------------------------------
 
-    def _save_trajectory(self, *_: Any) -> None:  # noqa: ANN401
+    def _save_trajectory(self, *_: Any) -> None:
         """Trajectories are exported from the store, not written by a turn."""
 
-    def _cleanup_task_resources(self, *_: Any) -> None:  # noqa: ANN401
+    def _cleanup_task_resources(self, *_: Any) -> None:
         """Tools clean up after themselves when their call ends."""
 
 

@@ -44,6 +44,7 @@ class Host(Protocol):
     journal: Journal
     workers: Workers
     result_budget: ResultBudget
+    valid_tool_names: set[str]
     tool_start_callback: Callable[..., Any] | None
     tool_complete_callback: Callable[..., Any] | None
     tool_progress_callback: Callable[..., Any] | None
@@ -54,10 +55,10 @@ class Host(Protocol):
     def persistence_failed(self) -> bool: ...
     @property
     def working_directory(self) -> Path: ...
-    def dispatch_sequential(self, name: str, args: dict[str, Any], task_id: str, call_id: str) -> Any: ...  # noqa: ANN401
+    def dispatch_sequential(self, name: str, args: dict[str, Any], task_id: str, call_id: str) -> Any: ...
     def dispatch_concurrent(
         self, name: str, args: dict[str, Any], task_id: str, call_id: str, messages: list[Message]
-    ) -> Any: ...  # noqa: ANN401
+    ) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class _Outcome:
     disposition: str | None = None
     ran: bool = True
     stored: bool = False
-    """Its result is in the ledger already (it waits for an earlier call)."""
+    """Its result is durable: as its row, or in the ledger while it waits for an earlier call."""
 
 
 @dataclass(slots=True)
@@ -89,7 +90,11 @@ class _Slot:
 
 
 def execute_tool_calls_sequential(
-    agent: Host, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0  # noqa: ANN401, ARG001
+    agent: Host,
+    assistant_message: Any,
+    messages: list[Message],
+    effective_task_id: str,
+    api_call_count: int = 0,  # noqa: ARG001
 ) -> None:
     """Run the calls one after the other; each result is durable before the next dispatch."""
     _Run(agent, messages, effective_task_id, TurnBudget(agent.result_budget)).segment(
@@ -98,7 +103,11 @@ def execute_tool_calls_sequential(
 
 
 def execute_tool_calls_concurrent(
-    agent: Host, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0  # noqa: ANN401, ARG001
+    agent: Host,
+    assistant_message: Any,
+    messages: list[Message],
+    effective_task_id: str,
+    api_call_count: int = 0,  # noqa: ARG001
 ) -> None:
     """Run the calls side by side; results become rows in call order, each as early as that allows."""
     _Run(agent, messages, effective_task_id, TurnBudget(agent.result_budget)).segment(
@@ -108,7 +117,7 @@ def execute_tool_calls_concurrent(
 
 def execute_tool_calls_segmented(
     agent: Host,
-    assistant_message: Any,  # noqa: ANN401 - the reply of any client
+    assistant_message: Any,
     messages: list[Message],
     effective_task_id: str,
     api_call_count: int = 0,  # noqa: ARG001 - part of the published signature
@@ -174,6 +183,7 @@ class _Run:
                 why = cancellation.reason
                 slot.outcome = _Outcome(f"[cancelled: {slot.name} was skipped, {why}]", disposition="none", ran=False)
         todo = [slot for slot in batch if slot.outcome is None]
+        failpoints.hit("executor.before_start")
         try:
             self._agent.journal.start([slot.call_id for slot in todo if slot.effect is not Effect.PURE])
         except HermesError as error:
@@ -202,6 +212,7 @@ class _Run:
 
     def _run(self, slot: _Slot, *, parallel: bool) -> _Outcome:
         agent = self._agent
+        failpoints.hit("executor.dispatched")
         try:
             if parallel:
                 value = agent.dispatch_concurrent(slot.name, slot.args, self._task_id, slot.call_id, self._messages)
@@ -209,6 +220,7 @@ class _Run:
                 value = agent.dispatch_sequential(slot.name, slot.args, self._task_id, slot.call_id)
         except BaseException as error:  # noqa: BLE001 - carried to the turn's thread, which decides
             return _Outcome(error=error)
+        failpoints.hit("executor.returned")
         return _Outcome(value)
 
     def _wait(self, slots: list[_Slot]) -> None:
@@ -220,7 +232,9 @@ class _Run:
                 now = time.monotonic()
                 if cancellation.requested and grace is None:
                     grace = now + GRACE_SECONDS
-                limits = [limit for limit in (grace, *(slot.deadline for slot in slots if slot.running)) if limit is not None]
+                limits = [
+                    limit for limit in (grace, *(slot.deadline for slot in slots if slot.running)) if limit is not None
+                ]
                 if limits and min(limits) <= now:
                     self._give_up(slots, now, grace)
                     return
@@ -241,7 +255,9 @@ class _Run:
             if not slot.running or slot.outcome is not None or not (stopped or late):
                 continue
             seconds = now - slot.started_at
-            what = self._agent.control.cancellation.reason if stopped and not late else f"timed out after {seconds:.0f} s"
+            what = (
+                self._agent.control.cancellation.reason if stopped and not late else f"timed out after {seconds:.0f} s"
+            )
             sure = slot.effect is Effect.PURE
             text = f"[abandoned: {slot.name} was still running, {what}" + (
                 "]" if sure else "; its effect is unknown, inspect before repeating it]"
@@ -269,6 +285,7 @@ class _Run:
             except HermesError as error:
                 self._agent.note_persistence_failure(error)
                 return False
+            failpoints.hit("executor.finished_kept")
         return True
 
     def _leave(self, slots: list[_Slot]) -> None:
@@ -281,7 +298,9 @@ class _Run:
         self._agent.workers.abandon()
         for slot in slots:
             outcome = slot.outcome
-            if outcome is None or outcome.error is not None or not outcome.ran or slot.effect is Effect.PURE:
+            if outcome is None or outcome.error is not None or outcome.stored or not outcome.ran:
+                continue
+            if slot.effect is Effect.PURE or outcome.state is CallState.UNKNOWN:
                 continue
             try:
                 self._agent.journal.finish(slot.call_id, _text(self._value(outcome)))
@@ -295,9 +314,16 @@ class _Run:
 
     # -- one call -----------------------------------------------------------
 
-    def _slot(self, call: Any) -> _Slot:  # noqa: ANN401 - a call of any client
+    def _slot(self, call: Any) -> _Slot:
         name, arguments, call_id = plan.parts_of(call)
         entry = registry.get_entry(name)
+        if name not in self._agent.valid_tool_names and (
+            entry is None or entry.name not in self._agent.valid_tool_names
+        ):
+            known = ", ".join(sorted(self._agent.valid_tool_names))
+            slot = _Slot(call_id, name, {}, None, Effect.PURE)
+            slot.outcome = _Outcome(results.error_result(f"Unknown tool: {name}. Available: {known}"), ran=False)
+            return slot
         try:
             args = rows.parse_arguments(arguments)
         except ArgumentsError as error:
@@ -337,7 +363,7 @@ class _Run:
     def _commit(self, slot: _Slot) -> bool:
         """Make the call's row durable, then show it. False: it could not be stored."""
         agent, outcome = self._agent, slot.outcome
-        assert outcome is not None  # noqa: S101 - the loop commits finished calls only
+        assert outcome is not None
         if outcome.error is not None:
             self._raise_through(outcome.error)
         content = maybe_persist_tool_result(
@@ -355,6 +381,7 @@ class _Run:
         failpoints.hit("executor.before_row")
         if _flush(agent, self._messages) is False:
             return False
+        outcome.stored = True
         failpoints.hit("executor.after_row")
         seconds = time.monotonic() - slot.started_at if slot.started_at else 0.0
         failed = outcome.error is not None or plan.is_error(content)
@@ -363,13 +390,14 @@ class _Run:
             duration=seconds, is_error=failed, result=content,
         )  # fmt: skip
         publish(agent.tool_complete_callback, slot.call_id, slot.name, slot.args, content)
+        failpoints.hit("executor.shown")
         return True
 
 
 def _flush(agent: Host, messages: list[Message]) -> bool | None:
     """Flush through the agent's one entry; an exception counts as False."""
     try:
-        stored = agent._flush_messages_to_session_db(messages)  # noqa: SLF001 - the published name of the one entry
+        stored = agent._flush_messages_to_session_db(messages)
     except Exception as error:  # noqa: BLE001 - whoever replaced the entry may raise anything
         agent.note_persistence_failure(error)
         return False
@@ -382,7 +410,7 @@ def _text(content: results.Content) -> str:
     return content if isinstance(content, str) else "\0parts:" + results.to_json(content)
 
 
-def _from_text(text: str) -> Any:  # noqa: ANN401 - a result as it was kept
+def _from_text(text: str) -> Any:
     if not text.startswith("\0parts:"):
         return text
     import json  # noqa: PLC0415 - only for kept results with images

@@ -53,7 +53,7 @@ class Host(Protocol):
 
     def flush(self, messages: list[Message]) -> bool: ...
     def _execute_tool_calls(
-        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0  # noqa: ANN401
+        self, assistant_message: Any, messages: list[Message], effective_task_id: str, api_call_count: int = 0
     ) -> None: ...
     @property
     def persistence_failed(self) -> bool: ...
@@ -97,7 +97,10 @@ def run(agent: Host, turn: Turn) -> Exit:
                 exit_ = results.interrupted(agent.control.cancellation.reason, "".join(turn.streamed))
             except ProviderError as error:
                 exit_ = results.failed(
-                    "all_retries_exhausted_no_response", error.reason, str(error), error.partial or "".join(turn.streamed)
+                    "all_retries_exhausted_no_response",
+                    error.reason,
+                    str(error),
+                    error.partial or "".join(turn.streamed),
                 )
             else:
                 exit_ = _tool_round(agent, turn, reply) if reply.tool_calls else _answer(agent, turn, reply)
@@ -107,9 +110,7 @@ def run(agent: Host, turn: Turn) -> Exit:
 
 def finish_open_calls(agent: Host, turn: Turn) -> Exit | None:
     """Settle what a dead process left of its last reply: run what may run, say what is not known."""
-    records = [
-        record for record in agent.journal.restore() if record.state not in (CallState.DONE, CallState.UNKNOWN)
-    ]
+    records = [record for record in agent.journal.restore() if record.state not in (CallState.DONE, CallState.UNKNOWN)]
     reply = next((row for row in reversed(turn.messages) if row["role"] == "assistant"), None)
     if reply is None or not records:
         return None
@@ -205,8 +206,10 @@ def _answer(agent: Host, turn: Turn, reply: Reply) -> Exit:
         )
     )
     agent.journal.stage_end(TurnEnd(TurnState.DONE))
+    failpoints.hit("turn.before_end")
     if not agent.flush(turn.messages):
         return results.not_stored(agent.persistence_error)
+    failpoints.hit("turn.after_end")
     return results.answered(reply.content, reply.finish_reason)
 
 
@@ -225,7 +228,9 @@ def _tool_round(agent: Host, turn: Turn, reply: Reply) -> Exit | None:
             reasoning=reply.reasoning,
         )
     )
-    agent.journal.stage_proposals([(call.id, call.name, _effect(call.name, call.arguments)) for call in reply.tool_calls])
+    agent.journal.stage_proposals(
+        [(call.id, call.name, _effect(call.name, call.arguments)) for call in reply.tool_calls]
+    )
     failpoints.hit("loop.before_proposals")
     if not agent.flush(turn.messages):
         return results.not_stored(agent.persistence_error)
@@ -235,6 +240,7 @@ def _tool_round(agent: Host, turn: Turn, reply: Reply) -> Exit | None:
         turn.said = text
         publish(agent.interim_assistant_callback, reply.content, already_streamed=bool(turn.streamed))
     publish(agent.stream_delta_callback, None)
+    failpoints.hit("loop.shown")
     calls = [
         SimpleNamespace(id=call.id, type="function", function=SimpleNamespace(name=call.name, arguments=call.arguments))
         for call in reply.tool_calls
@@ -242,14 +248,16 @@ def _tool_round(agent: Host, turn: Turn, reply: Reply) -> Exit | None:
     exit_ = _execute(agent, turn, reply.content, calls)
     if exit_ is None and turn.strikes >= MAX_STRIKES:
         return results.failed(
-            "invalid_tool_calls", FailureReason.INVALID_RESPONSE, f"The model sent {turn.strikes} unusable tool calls in a row."
+            "invalid_tool_calls",
+            FailureReason.INVALID_RESPONSE,
+            f"The model sent {turn.strikes} unusable tool calls in a row.",
         )
     return exit_
 
 
 def _execute(agent: Host, turn: Turn, content: str, calls: list[SimpleNamespace]) -> Exit | None:
     message = SimpleNamespace(content=content, tool_calls=calls)
-    agent._execute_tool_calls(message, turn.messages, turn.task_id, turn.api_calls)  # noqa: SLF001 - the published name
+    agent._execute_tool_calls(message, turn.messages, turn.task_id, turn.api_calls)
     return results.not_stored(agent.persistence_error) if agent.persistence_failed else None
 
 
@@ -292,5 +300,8 @@ def _cut(agent: Host, turn: Turn, reply: Reply) -> Exit | None:
         publish(agent.status_callback, "cut", "The model's tool call was cut by the output limit; asking again.")
         return None
     return results.failed(
-        "truncated", FailureReason.TRUNCATED, "The model's tool call was cut by its output limit and was not run.", reply.content
+        "truncated",
+        FailureReason.TRUNCATED,
+        "The model's tool call was cut by its output limit and was not run.",
+        reply.content,
     )

@@ -84,4 +84,4 @@ def _note_between(before: Message | None, row: Message) -> Message | None:
     """The derived row that a strict provider needs before a user row that follows no reply."""
     if row.get("role") != "user" or before is None or before["role"] not in ("user", "tool"):
         return None
-    return {"role": "assistant", "content": rules.NO_REPLY, rules.DERIVED: True}
+    return {"role": "assistant", "content": before.get(rules.OUTCOME_NOTE) or rules.NO_REPLY, rules.DERIVED: True}

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hermes_agent.errors import FailureReason, SessionBusy, TurnInterrupted
+from hermes_agent import failpoints
 from hermes_agent.cancellation import Cancellation
+from hermes_agent.errors import FailureReason, SessionBusy, TurnInterrupted
 from hermes_agent.store import processes
 from hermes_agent.store.session_db import SessionDB, encode_row
 from hermes_agent.store.turns import TurnRecord, TurnState
@@ -46,6 +47,8 @@ class SessionFields:
 class Notices:
     """What a surface may want to tell the person while the runner works; each may be None."""
 
+    admitted: Callable[[str], None] | None = None
+    """The message is durable, once and for all; its turn's id."""
     waiting: Callable[[str], None] | None = None
     """The session is busy, and why; the message is stored and waits."""
     recovering: Callable[[TurnRecord], None] | None = None
@@ -105,7 +108,11 @@ class Runner:
         return self._db.claim(self._session_id, source=fields.source, model=fields.model, cwd=fields.cwd)
 
     def _wait_in_line(self, text: str, why: str) -> TurnRecord:
+        failpoints.hit("runner.before_accept")
         accepted = self._db.accept_turn(self._session_id, text)
+        failpoints.hit("runner.accepted")
+        if self._notices.admitted is not None:
+            self._notices.admitted(accepted.id)
         if self._notices.waiting is not None:
             self._notices.waiting(why)
         return accepted
@@ -147,12 +154,17 @@ class Runner:
         history = self._db.get_messages_as_conversation(self._session_id)
         user = rows.user_row(text, timestamp=time.time())
         key = accepted.key if accepted is not None else None
+        failpoints.hit("runner.before_admit")
         claim.commit(Batch(rows=[encode_row(user)], begin=key is None, start=key))
+        failpoints.hit("runner.admitted")
+        if accepted is None and self._notices.admitted is not None:
+            self._notices.admitted(claim.turn_id)
         user["_db_persisted"] = True
         agent: Any = self._agent
-        agent._pending_cli_user_message = user  # noqa: SLF001 - the published way to hand over a stored user row
+        agent._pending_cli_user_message = user
         result = self._agent.run_conversation(text, conversation_history=history)
         self._settle(claim, result)
+        failpoints.hit("runner.settled")
         return result
 
     @staticmethod

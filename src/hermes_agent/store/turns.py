@@ -10,6 +10,7 @@ from typing import Any
 
 import apsw
 
+from hermes_agent import errors
 from hermes_agent.store import processes
 
 
@@ -211,17 +212,21 @@ def propose(conn: apsw.Connection, turn_key: int, proposals: list[Proposal], fen
 def mark_started(conn: apsw.Connection, turn_key: int, key: CallKey, fence: int) -> None:
     """Store that a call is about to be dispatched."""
     conn.execute(
-        "UPDATE tool_calls SET state = ?, fence = ?, attempt = attempt + 1 WHERE turn_key = ? AND step = ? AND idx = ?",
+        "UPDATE tool_calls SET state = ?, fence = ?, attempt = attempt + 1 WHERE turn_key = ? AND step = ? AND idx = ?"
+        f" AND state IN ('{CallState.PROPOSED}', '{CallState.STARTED}')",
         (CallState.STARTED, fence, turn_key, key.step, key.index),
     )
+    _moved(conn, key, CallState.STARTED)
 
 
 def mark_finished(conn: apsw.Connection, turn_key: int, key: CallKey, result: str, fence: int) -> None:
     """Keep the result of a call that waits for an earlier one of its batch."""
     conn.execute(
-        "UPDATE tool_calls SET state = ?, result = ?, fence = ? WHERE turn_key = ? AND step = ? AND idx = ?",
+        "UPDATE tool_calls SET state = ?, result = ?, fence = ? WHERE turn_key = ? AND step = ? AND idx = ?"
+        f" AND state = '{CallState.STARTED}'",
         (CallState.FINISHED, result, fence, turn_key, key.step, key.index),
     )
+    _moved(conn, key, CallState.FINISHED)
 
 
 def mark_done(
@@ -230,9 +235,16 @@ def mark_done(
     """Store that a call's result is row `result_seq`; `state` is DONE or UNKNOWN."""
     conn.execute(
         "UPDATE tool_calls SET state = ?, result = NULL, result_seq = ?, fence = ?"
-        " WHERE turn_key = ? AND step = ? AND idx = ?",
+        f" WHERE turn_key = ? AND step = ? AND idx = ? AND state NOT IN ('{CallState.DONE}', '{CallState.UNKNOWN}')",
         (state, result_seq, fence, turn_key, key.step, key.index),
     )
+    _moved(conn, key, state)
+
+
+def _moved(conn: apsw.Connection, key: CallKey, state: CallState) -> None:
+    """A call moves forward only; anything else is a fault of the program and is not stored."""
+    if conn.changes() != 1:
+        raise errors.StoreError(f"call {key.step}.{key.index} cannot become {state}: the ledger says otherwise")
 
 
 def calls(conn: apsw.Connection, turn_key: int, step: int | None = None) -> list[CallRecord]:

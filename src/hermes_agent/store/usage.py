@@ -21,6 +21,19 @@ class UsageDelta:
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
 
+    def plus(self, other: UsageDelta) -> UsageDelta:
+        """Both together; they must be of one model and provider."""
+        return UsageDelta(
+            self.model,
+            self.provider,
+            self.api_calls + other.api_calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
 
 def add(conn: apsw.Connection, session_key: int, delta: UsageDelta) -> None:
     """Add to the session's counters for that model."""

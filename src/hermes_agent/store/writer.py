@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import apsw
 
-from hermes_agent import errors
+from hermes_agent import errors, failpoints
 from hermes_agent.store import anchors, leases, messages, sessions, turns, usage
 from hermes_agent.store.database import Database
 from hermes_agent.store.turns import CallKey, CallState, Proposal, TurnRecord, TurnState
@@ -60,6 +60,7 @@ class SessionWriter:
         self._head = head
         self._turn_key: int | None = None
         self.turn_id = ""
+        """Public id of the turn that runs, or of the last one."""
         self._lock = threading.Lock()
         self.released = False
         _keeper.watch(self)
@@ -149,9 +150,10 @@ class SessionWriter:
                     turns.end(conn, turn_key, batch.end.state, last, batch.end.reason, batch.end.error)
 
             self._apply(work, announced, placed, batch.usage, len(batch.proposals))
-            self._turn_key, self.turn_id = (None, "") if batch.end is not None else (turn_key, turn_id)
+            self._turn_key, self.turn_id = (None if batch.end is not None else turn_key), turn_id
             if placed:
                 self._anchors.record(self._head.key, self._head.last_seq, self._head.head)
+                failpoints.hit("store.anchored")
             return [item.seq for item in placed]
 
     def start_calls(self, keys: Sequence[CallKey]) -> None:
@@ -194,6 +196,7 @@ class SessionWriter:
         self.released = True
         _keeper.forget(self)
         self._database.write(lambda conn: leases.release(conn, self._head.key, self._head.fence), durable=False)
+        failpoints.hit("lease.released")
 
     # -- inside -------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from hermes_agent.tools.context import ToolContext
 from hermes_agent.tools.registry import Arguments, registry
 
 
-def call_tool(name: str, args: Arguments, context: ToolContext) -> Any:  # noqa: ANN401 - whatever the handler returns
+def call_tool(name: str, args: Arguments, context: ToolContext) -> Any:
     """Run the tool of that name or alias and return what its handler returned.
 
     An unknown name is an error result, not an exception; what the handler raises goes through.
