@@ -163,7 +163,8 @@ class OpenAIVariables(Struct, frozen=True):
 
     base_url: str = ""
     api_key: Secret | None = None
-    key_is_from_dotenv: bool = False
+    own_key: Secret | None = None
+    """The key as our `.env` has it: meant for whatever model hermes is set up to ask."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -196,9 +197,9 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         The place: `base_url` given here; else the named provider; else what config.yaml
         names (`model.base_url`, `model.provider`); else `OPENAI_BASE_URL`; else OpenAI
-        itself when there is an `OPENAI_API_KEY`. A place brings its own key. To one
-        without, `OPENAI_API_KEY` is sent if the person typed that place here, if the key
-        stands in our `.env`, or if the place is the one that the variable belongs to.
+        itself when there is an `OPENAI_API_KEY`. A place brings its own key. One without
+        gets `OPENAI_API_KEY` if the person typed that place here or it is the place that
+        the variable belongs to; any other place gets that key only from our own `.env`.
         """
         config = self.model
         name = provider or ("" if base_url else config.provider)
@@ -237,8 +238,9 @@ class Settings(Struct, frozen=True, kw_only=True):
         for provider in self.providers.values():
             if provider.api_key and _same_place(place, provider.base_url):
                 return provider.api_key
-        of_variable = _same_place(place, self.openai.base_url or OPENAI_URL)
-        return self.openai.api_key if place and (typed or self.openai.key_is_from_dotenv or of_variable) else None
+        if typed or _same_place(place, self.openai.base_url or OPENAI_URL):
+            return self.openai.api_key
+        return self.openai.own_key if place else None
 
 
 def load(home: Path, environ: Mapping[str, str] | None = None) -> Settings:
@@ -259,7 +261,7 @@ def load(home: Path, environ: Mapping[str, str] | None = None) -> Settings:
     values["openai"] = openai = OpenAIVariables(
         base_url=variables.get("OPENAI_BASE_URL", ""),
         api_key=_secret(variables.get("OPENAI_API_KEY")),
-        key_is_from_dotenv=bool(dotenv.get("OPENAI_API_KEY")) and not process.get("OPENAI_API_KEY"),
+        own_key=_secret(dotenv.get("OPENAI_API_KEY")),
     )
     values["proxies"] = proxies = _proxies(variables)
     providers: dict[str, ProviderSettings] = values.get("providers", {})

@@ -123,8 +123,22 @@ def test_without_backups_the_file_starts_anew(hermes_home):
     assert lines(hermes_home)[-1]["number"] == 11
 
 
+def test_a_process_that_finds_the_file_moved_away_goes_on_in_the_new_one(hermes_home):
+    one, other = log._LogFile(), log._LogFile()
+    for file in (one, other):
+        file.configure(hermes_home, log.LEVELS["info"], 600, 3)
+    other.record("info", "x", "first", {})
+    one.record("info", "x", "second", {"filler": "f" * 400})
+    one.record("info", "x", "third", {"filler": "f" * 300})  # moves the file away
+    other.record("info", "x", "fourth", {})
+    for file in (one, other):
+        file.reset()
+    assert [line["action"] for line in lines(hermes_home, "agent.log.1")] == ["first", "second"]
+    assert [line["action"] for line in lines(hermes_home)] == ["third", "fourth"]
+
+
 def write_many(home, name):
-    log.configure(home, max_size_mb=4 / 1024, backup_count=50)
+    log.configure(home, max_size_mb=1 / 1024, backup_count=300)
     for number in range(200):
         log.get(name).info("y", number=number)
     log.close()

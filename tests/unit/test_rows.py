@@ -187,6 +187,7 @@ def test_an_id_that_was_used_before_gets_a_numbered_suffix():
     seen = {"X"}
     assert assigned(call("X"), call("X"), call("Y"), call("Y"), seen=seen) == ["X_d2", "X_d3", "Y", "Y_d2"]
     assert seen == {"X", "X_d2", "X_d3", "Y", "Y_d2"}
+    assert assigned(call("n" * 64), call("n" * 64))[1] == "n" * 61 + "_d2"
 
 
 def test_a_provider_that_repeats_one_id_for_a_whole_session_costs_few_look_ups_a_step():

@@ -241,6 +241,12 @@ def test_a_derived_id_and_a_blank_one_are_a_pair():
     check_pure([U, asks(""), answer(derived)], [U, asks(derived), answer(derived)])
 
 
+def test_a_blank_result_goes_to_the_next_call_that_has_none():
+    ids = [rows.derived_id("todo", "{}", index) for index in range(2)]
+    history = [U, asks("", ""), answer(ids[0], "1"), answer("", "2")]
+    check_pure(history, [U, asks(*ids), answer(ids[0], "1"), answer(ids[1], "2")])
+
+
 def test_a_blank_result_does_not_answer_a_call_that_has_an_id():
     check_pure([U, asks("a"), answer("", "whose?")], [U, asks("a"), stub("a")])
 
@@ -290,6 +296,23 @@ def test_a_call_in_any_shape_keeps_what_else_it_holds():
     }
     assert calls[1]["function"] == {"name": rows.UNNAMED_TOOL, "arguments": "{}"}
     assert check_strict(wire(sanitize(history))) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "sent"),
+    [
+        ({"type": "custom"}, {"type": "function"}),
+        (
+            {"function": {"name": "todo", "arguments": "{}", "x": "\0"}},
+            {"function": {"name": "todo", "arguments": "{}", "x": "\ufffd"}},
+        ),
+        ({"x": ["\0"]}, {"x": ["\ufffd"]}),
+    ],
+)
+def test_one_fault_in_a_call_is_enough(call, sent):
+    legal = asks("a")["tool_calls"][0]
+    history = [U, {**asks("a"), "tool_calls": [{**legal, **call}]}, answer("a")]
+    check_pure(history, [U, {**asks("a"), "tool_calls": [{**legal, **sent}]}, answer("a")])
 
 
 def test_a_cut_transcript_is_closed_for_the_request_only():
@@ -445,7 +468,7 @@ def test_no_recorded_result_of_a_legal_call_is_lost(history):
         ([U, {**DONE, "tool_calls": []}], "minimum length 1"),
         ([U, EMPTY], "needs text or 'tool_calls'"),
         ([U, {"role": "assistant", "content": " \n"}], "needs text or 'tool_calls'"),
-        ([U, {"role": "assistant", "content": [{"type": "text", "text": ""}]}], "needs text or 'tool_calls'"),
+        ([U, {"role": "assistant", "content": [{"type": "text", "text": " "}]}], "needs text or 'tool_calls'"),
         ([U, {"role": "assistant", "content": None}], "expected a string or an array of parts"),
         ([{"role": "user", "content": []}], "minimum length 1"),
         ([{"role": "user", "content": [{}]}], "content[0].type"),

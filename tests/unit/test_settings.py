@@ -245,8 +245,9 @@ def test_an_exported_key_is_sent_where_it_belongs(read):
 
 
 def test_the_key_in_our_env_file_is_for_the_configured_server(read):
-    found = read("model: {default: m, base_url: http://c/v1}", "OPENAI_API_KEY=k")
+    found = read("model: {default: m, base_url: http://c/v1}", "OPENAI_API_KEY=k", OPENAI_API_KEY="exported")
     assert found.endpoint() == Endpoint("http://c/v1", "m", Secret("k"))
+    assert found.endpoint(base_url="http://t/v1") == Endpoint("http://t/v1", "m", Secret("exported"))
 
 
 def test_a_typed_address_gets_the_variables_key_and_never_the_key_of_another_server(read):

@@ -21,4 +21,4 @@ def publish(callback: Callable[..., Any] | None, *args: Any, **fields: Any) -> N
     try:
         callback(*args, **fields)
     except Exception as error:  # noqa: BLE001 - a surface's fault must not change the turn
-        _log.error("callback_failed", error=error, callback=getattr(callback, "__name__", type(callback).__name__))
+        _log.failure("callback.failed", error, callback=getattr(callback, "__name__", type(callback).__name__))

@@ -105,14 +105,13 @@ class AIAgent:
         else:
             key = place.api_key.reveal() if place and place.api_key else ""
             log.add_secrets([key])
-            self.client = OpenAI(api_key=key, base_url=self.base_url or settings.OPENAI_URL, proxy=self._proxy())
+            self.client = OpenAI(
+                api_key=key,
+                base_url=self.base_url or settings.OPENAI_URL,
+                proxy=self.settings.proxies.for_url(self.base_url),
+            )
             inner = OpenAIChat(lambda: self.client, name=self.provider)
         self._answering: Provider = Retrying(inner, attempts=max(self.settings.agent.api_max_retries, 1))
-
-    def _proxy(self) -> str | None:
-        scheme, _, rest = self.base_url.partition("://")
-        host, _, port = rest.partition("/")[0].rpartition("@")[2].partition(":")
-        return self.settings.proxies.for_host(scheme, host, int(port) if port.isdecimal() else None)
 
     def _set_callbacks(self, chosen: options.AgentOptions) -> None:
         self.interim_assistant_callback = chosen.interim_assistant_callback

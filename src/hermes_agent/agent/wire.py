@@ -57,7 +57,7 @@ class Wire:
     def follow(self, transcript: list[Message], start: int) -> None:
         """Render the rows of `transcript` that came since the last call; its turn begins at `start`."""
         for row in transcript[max(self._seen, start) :]:
-            note = _note_between(self._rows[-1] if self._rows else None, row)
+            note = rules.note_between(self._rows[-1] if self._rows else None, row)
             if note is not None:
                 self._add(note)
             self._add(row)
@@ -79,9 +79,3 @@ def _sent(row: Message) -> Message:
         sent["content"] = row["api_content"]
     return sent
 
-
-def _note_between(before: Message | None, row: Message) -> Message | None:
-    """The derived row that a strict provider needs before a user row that follows no reply."""
-    if row.get("role") != "user" or before is None or before["role"] not in ("user", "tool"):
-        return None
-    return {"role": "assistant", "content": before.get(rules.OUTCOME_NOTE) or rules.NO_REPLY, rules.DERIVED: True}

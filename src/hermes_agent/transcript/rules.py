@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, cast
 
 from hermes_agent.transcript import rows as row_forms
@@ -386,7 +386,7 @@ def _shape_fault(message: Any, where: str) -> str | None:
         if content is None:
             return None
     fault = _content_fault(content, f"{where}.content")
-    if fault or role != "assistant" or "tool_calls" in fields or any(_visible(content)):
+    if fault or role != "assistant" or "tool_calls" in fields or _shows_something(cast("str | list[Row]", content)):
         return fault
     return f"Invalid value for '{where}.content': an assistant message needs text or 'tool_calls'."
 
@@ -407,12 +407,10 @@ def _content_fault(content: Any, where: str) -> str | None:
     return None
 
 
-def _visible(content: Any) -> Iterator[bool]:
+def _shows_something(content: str | list[Row]) -> bool:
     if isinstance(content, str):
-        yield bool(content.strip())
-    elif isinstance(content, list):
-        for part in cast("list[Row]", content):
-            yield part.get("type") != "text" or bool(str(part.get("text", "")).strip())
+        return bool(content.strip())
+    return any(part["type"] != "text" or part["text"].strip() for part in content)
 
 
 def _calls_fault(calls: Any, where: str) -> str | None:
