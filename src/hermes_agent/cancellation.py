@@ -12,19 +12,24 @@ Abort = Callable[[], None]
 class Cancellation:
     """A one-way switch that wakes whatever the turn is waiting for.
 
-    Safe to set from a signal handler or any thread. Once set it stays set; a
-    new turn gets a new object.
+    Safe to set from a signal handler or any thread. Once set it stays set; a new turn
+    gets a new object.
     """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        # Bare locks, not an Event: a handler that sets an Event while the same thread waits
+        # on it can meet the Event's own lock and never return.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._first = threading.Lock()
+        self._requested = False
         self._aborts: dict[int, Abort] = {}
         self._next = 0
         self._reason = ""
 
     @property
     def requested(self) -> bool:
-        return self._event.is_set()
+        return self._requested
 
     @property
     def reason(self) -> str:
@@ -33,16 +38,20 @@ class Cancellation:
 
     def cancel(self, reason: str = "stopped by the user") -> None:
         """Ask the turn to stop; the first reason wins. Runs every registered abort once."""
-        if self._event.is_set():
+        if not self._first.acquire(blocking=False):
             return
         self._reason = reason
-        self._event.set()
+        self._requested = True
+        self._gate.release()
         for abort in list(self._aborts.values()):
             abort()
 
     def wait(self, seconds: float) -> bool:
         """Sleep at most `seconds`; True as soon as the turn is asked to stop."""
-        return self._event.wait(seconds)
+        if self._gate.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX))):
+            self._gate.release()
+            return True
+        return self._requested
 
     @contextmanager
     def aborting(self, abort: Abort) -> Iterator[None]:
@@ -54,7 +63,7 @@ class Cancellation:
         self._next += 1
         self._aborts[token] = abort
         try:
-            if self._event.is_set():
+            if self._requested:
                 abort()
             yield
         finally:

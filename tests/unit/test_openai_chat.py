@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hermes_agent.cancellation import Cancellation
 from hermes_agent.errors import FailureReason, ProviderError, TurnInterrupted
-from hermes_agent.providers import assembly, sse
+from hermes_agent.providers import assembly
 from hermes_agent.providers.base import ReasoningDelta, Reply, Request, TextDelta, ToolCall, Usage
 from hermes_agent.providers.openai_chat import OpenAIChat, StreamAssembler
 
@@ -78,7 +75,9 @@ class TestStreamedText:
         assert assembler.reply().content == "a\U0001f600b"
 
     def test_a_lone_half_is_replaced(self):
-        assert assemble(chunk(content="caf\ud83d!"), chunk(content="\ud83d"), chunk("stop")).content == "caf\ufffd!\ufffd"
+        assert (
+            assemble(chunk(content="caf\ud83d!"), chunk(content="\ud83d"), chunk("stop")).content == "caf\ufffd!\ufffd"
+        )
 
     def test_only_the_first_choice_counts(self):
         other = {"choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": None}]}
@@ -239,83 +238,6 @@ class TestFinish:
         assert (caught.value.reason, caught.value.partial) == (reason, "so far")
 
 
-FRAMES = [
-    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "caf\u00e9 \U0001f600"}}]},
-    {"choices": [{"index": 0, "delta": {"content": " na\u00efve"}, "finish_reason": ""}]},
-    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "t"}}]}}]},
-    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"x":"\u00e9"}'}}]}}]},
-    {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
-]
-
-
-def wire(newline="\n", before="", null=False):
-    lines = [before + "data: " + json.dumps(frame, ensure_ascii=False) + newline * 2 for frame in FRAMES]
-    if null:
-        lines.insert(2, "data: null" + newline * 2)
-    return ("".join(lines) + "data: [DONE]" + newline * 2).encode()
-
-
-def read(pieces):
-    decoder = sse.Decoder()
-    assembler = StreamAssembler()
-    events = [event for data in pieces for event in decoder.feed(data)] + decoder.finish()
-    for event in events:
-        if event.data == "[DONE]":
-            assembler.done = True
-        else:
-            assembler.feed(json.loads(event.data))
-    return assembler.reply()
-
-
-class TestServerSentEvents:
-    WHOLE = read([wire()])
-
-    def test_the_stream_reads_as_written(self):
-        assert self.WHOLE.content == "caf\u00e9 \U0001f600 na\u00efve"
-        assert self.WHOLE.tool_calls == (ToolCall("a", "t", '{"x":"\u00e9"}'),)
-
-    @pytest.mark.parametrize(
-        "raw",
-        [
-            wire("\r\n"),
-            wire("\r"),
-            wire(before=": keep-alive\n\n\n"),
-            wire(before="event: message\nid: 7\nretry: 10\n"),
-            wire(null=True),
-            wire().rstrip(b"\n"),
-        ],
-        ids=["crlf", "cr", "comments", "fields", "null", "no-last-blank-line"],
-    )
-    def test_legal_frames_change_nothing(self, raw):
-        assert read([raw]) == self.WHOLE
-        assert read([raw[at : at + 1] for at in range(len(raw))]) == self.WHOLE
-
-    @settings(max_examples=60, deadline=None)
-    @given(cuts=st.lists(st.integers(0, 2000), max_size=12), newline=st.sampled_from(["\n", "\r\n"]))
-    def test_any_cutting_gives_the_same_reply(self, cuts, newline):
-        raw = wire(newline)
-        edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
-        assert read([raw[a:b] for a, b in zip(edges, edges[1:], strict=False)]) == self.WHOLE
-
-    def test_data_lines_of_one_event_join(self):
-        assert sse.Decoder().feed(b"data: a\ndata:b\n\n") == [sse.Event("", "a\nb")]
-
-    def test_invalid_bytes_are_replaced(self):
-        assert sse.Decoder().feed(b"data: a\xffb\n\n") == [sse.Event("", "a\ufffdb")]
-
-    def test_a_status_in_a_comment_belongs_to_its_event(self):
-        raw = b"id:1\nevent:error\n:HTTP_STATUS/429\ndata:{}\n\ndata: x\n\n"
-        assert sse.Decoder().feed(raw) == [sse.Event("error", "{}", 429), sse.Event("", "x")]
-
-    def test_bare_json_is_data(self):
-        assert sse.Decoder().feed(b'{"error": "x"}\n\n') == [sse.Event("", '{"error": "x"}')]
-
-    def test_an_endless_line_is_refused(self, monkeypatch):
-        monkeypatch.setattr(sse, "MAX_LINE", 10)
-        with pytest.raises(ValueError, match="too long"):
-            sse.Decoder().feed(b"data: 123456")
-
-
 def answer(content="hi", tool_calls=None, finish="stop", **message):
     message = SimpleNamespace(content=content, tool_calls=tool_calls, **message)
     return SimpleNamespace(
@@ -401,7 +323,12 @@ class TestForeignClient:
     def test_tool_choice_goes_with_tools_only(self):
         client = mock_client(answer())
         complete(client, Request("m", ASK.messages, max_tokens=5, extra={"tool_choice": "auto", "temperature": 0}))
-        assert client.chat.completions.create.call_args.kwargs.keys() == {"model", "messages", "max_tokens", "temperature"}
+        assert client.chat.completions.create.call_args.kwargs.keys() == {
+            "model",
+            "messages",
+            "max_tokens",
+            "temperature",
+        }
         tool = {"type": "function", "function": {"name": "t"}}
         complete(client, Request("m", ASK.messages, tools=(tool,), extra={"tool_choice": "auto"}))
         assert client.chat.completions.create.call_args.kwargs["tools"] == [tool]
@@ -436,7 +363,11 @@ class TestForeignClient:
         cause = StatusError(429, {"message": "slow down"}, {"retry-after": "7"})
         with pytest.raises(ProviderError) as caught:
             complete(mock_client(raises=cause))
-        assert (caught.value.reason, caught.value.status, caught.value.retry_after) == (FailureReason.RATE_LIMIT, 429, 7)
+        assert (caught.value.reason, caught.value.status, caught.value.retry_after) == (
+            FailureReason.RATE_LIMIT,
+            429,
+            7,
+        )
         assert caught.value.__cause__ is cause
 
     @pytest.mark.parametrize(

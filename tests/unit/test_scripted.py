@@ -165,7 +165,7 @@ def test_a_file_is_played(tmp_path):
     assert ask(Scripted.load(path), USER).content == "h\u00e9"
 
 
-def test_importing_the_offline_model_needs_no_http_and_no_msgspec():
+def test_importing_the_offline_model_needs_no_http_and_no_msgspec(unmeasured):
     code = "import sys, hermes_agent.providers.scripted; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"httpcore", "ssl", "socket", "msgspec", "logging", "asyncio"} & set(loaded)

@@ -104,7 +104,7 @@ def _contains(outer: str, inner: str) -> bool:
 
 def preview(name: str, args: dict[str, Any]) -> str:
     """One short line that tells a person what the call is about."""
-    for key in ("command", "path", "pattern", "query", "url", "name"):
+    for key in ("command", "pattern", "path", "query", "url", "name"):
         value = args.get(key)
         if isinstance(value, str) and value:
             return " ".join(value.split())[:120]

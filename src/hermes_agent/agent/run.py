@@ -220,7 +220,7 @@ class AIAgent:
         """The lease under which this turn is stored: the caller's, or one of our own."""
         if self._session_db is None or self._persist_disabled:
             return None
-        if self._claim is not None:
+        if self._claim is not None and not self._claim.released:
             return self._claim
         try:
             claim = self._session_db.claim(

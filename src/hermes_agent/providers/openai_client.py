@@ -265,13 +265,16 @@ class Stream:
 
 
 _BROKEN = object()
+# Made once: the functions of the json module make a new one for every call with options.
+_decoder = json.JSONDecoder(strict=False)
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def _decode(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     try:
-        return json.loads(text, strict=False)
+        return _decoder.decode(text)
     except ValueError:
         return _BROKEN
 
@@ -301,8 +304,7 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
             parts += (b',"%s":' % key.encode(), encoded)
         else:
             plain[key] = value
-    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-    head = text.encode("utf-8", "replace")  # half a surrogate pair is no UTF-8
+    head = _encoder.encode(plain).encode("utf-8", "replace")  # half a surrogate pair is no UTF-8
     if not parts:
         return head
     if not plain:
@@ -336,7 +338,8 @@ def _where(base_url: str, proxy: str | None) -> tuple[_Address, str]:
         port = parts.port
     except ValueError as exc:
         raise SettingsError(f"the base URL {base_url!r} has no usable port") from exc
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    host = parts.hostname or ""
+    if parts.scheme not in ("http", "https") or not _is_host(host):
         raise SettingsError(f"the base URL {base_url!r} must look like https://host/v1")
     if proxy:
         proxy = proxy if "://" in proxy else f"http://{proxy}"
@@ -348,7 +351,14 @@ def _where(base_url: str, proxy: str | None) -> tuple[_Address, str]:
     if parts.query:
         target += "?" + parts.query
     port = port or (443 if parts.scheme == "https" else 80)
-    return (parts.scheme, parts.hostname, port, proxy or None), target
+    return (parts.scheme, host, port, proxy or None), target
+
+
+def _is_host(name: str) -> bool:
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _host_header(address: _Address) -> str:

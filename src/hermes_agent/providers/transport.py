@@ -33,6 +33,8 @@ MAX_IDLE = 64
 _SLICE = 0.1
 """How long a connect waits before it looks whether it was aborted."""
 _HEAD_BUFFER = 4096
+_JOIN_LIMIT = 65536
+"""A larger body is not copied to join it to its head."""
 
 
 class Endpoint(NamedTuple):
@@ -149,7 +151,11 @@ class _Stream:
     def _send(self, buffer: bytes, timeout: float | None) -> None:
         head, self._head = self._head, b""
         self._limit(timeout)
-        self._sock.sendall(head + buffer if head else buffer)
+        if head and len(buffer) > _JOIN_LIMIT:
+            self._sock.sendall(head)
+        elif head:
+            buffer = head + buffer
+        self._sock.sendall(buffer)
 
     def close(self) -> None:
         self._sock.close()
@@ -209,15 +215,15 @@ class _Backend:
         line.check()
         deadline = time.monotonic() + (CONNECT_TIMEOUT if timeout is None else timeout)
         last: OSError | None = None
-        for family, kind, protocol, _, address in _resolve(host, port, line, deadline):
+        addresses = _resolve(host, port, line, deadline)
+        for left, (family, kind, protocol, _, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
             sock = socket.socket(family, kind, protocol)
+            now = time.monotonic()
             try:
-                _connect(sock, address, line, deadline)
+                # An address that swallows packets must leave time for the others.
+                _connect(sock, address, line, now + (deadline - now) / left)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line.hold(sock)
-            except TimeoutError as exc:
-                sock.close()
-                raise httpcore.ConnectTimeout(f"no connection to {host}:{port} in time") from exc
             except OSError as exc:
                 sock.close()
                 last = exc
@@ -226,6 +232,8 @@ class _Backend:
                 raise
             else:
                 return _Stream(sock)
+        if isinstance(last, TimeoutError):
+            raise httpcore.ConnectTimeout(f"no connection to {host}:{port} in time") from last
         raise httpcore.ConnectError(str(last) if last else f"no address for {host}") from last
 
     def sleep(self, seconds: float) -> None:
@@ -252,7 +260,7 @@ def _connect(sock: socket.socket, address: Any, line: Line, deadline: float) -> 
 
 def _resolve(host: str, port: int, line: Line, deadline: float) -> list[Any]:
     """The addresses of `host`; a look-up in the resolver cannot be aborted, so it gets its own thread."""
-    if host == "localhost" or _is_address(host):
+    if _is_address(host):
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     found: list[Any] = []
     failure: list[OSError] = []

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self, cast
@@ -79,6 +79,8 @@ class Recorded:
     body: Json
     time: float
     """Seconds on the monotonic clock."""
+    refused: str = ""
+    """What a strict provider would not accept in it."""
 
 
 class FakeOpenAI:
@@ -177,18 +179,17 @@ class FakeOpenAI:
     def answer(self, request: Recorded) -> tuple[int, Item]:
         """Record a completion request; return its number and what it gets."""
         fault = self._fault(request.body) if self._strict else None
+        if fault:
+            request = replace(request, refused=fault)
         with self._lock:
             self.requests.append(request)
             number = len(self.requests) - 1
             if fault:
                 self.violations.append(fault)
-                return number, error(400, fault, code="invalid_request_error")
-            item = self._take()
+            item = error(400, fault, code="invalid_request_error") if fault else self._take()
         if self._on_request is not None:
             self._on_request(request)
-        if callable(item):
-            item = item(request.body)
-        return number, item
+        return number, item(request.body) if callable(item) else item
 
     def _take(self) -> Reply:
         if self._played < len(self._replies):
@@ -412,7 +413,7 @@ class _Log:
 
     def __call__(self, request: Recorded) -> None:
         headers = {**request.headers, **({"authorization": "***"} if "authorization" in request.headers else {})}
-        line = {"time": request.time, "path": request.path, "headers": headers, "body": request.body}
+        line = {**asdict(request), "headers": headers}
         with self._lock:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
