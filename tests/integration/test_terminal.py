@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -86,6 +87,7 @@ def test_both_streams_come_in_order_with_the_exit_code(context: ToolContext):
         "echo ${x?no}",
         "set -e; trap 'false' EXIT",
         "exec 199>&-",
+        "set -e; exec 199>&-",
         "f() { return 9; }; f",
         ". ./nothing",
     ],
@@ -449,6 +451,38 @@ def test_the_file_is_bounded_too(context: ToolContext, monkeypatch: pytest.Monke
     assert "first 2,000 bytes" in note
     (path,) = (context.home / "cache" / "spillover").iterdir()
     assert path.stat().st_size == 2000
+
+
+CROWDED = """
+import json, resource, sys
+from pathlib import Path
+from hermes_agent.tools.context import ToolContext
+from hermes_agent.tools.terminal import TOOL
+work = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150))
+context = ToolContext(home=work / "home", cwd=work, yolo=True)
+print(json.loads(TOOL.handler({"command": "seq 20000; cd /"}, context=context))["output"])
+print(context.session_state["terminal.cwd"])
+"""
+
+
+def test_a_full_disk_costs_the_file_and_not_the_call(tmp_path: Path, unmeasured: None):
+    """Nor does a process that may open few files."""
+    done = subprocess.run([sys.executable, "-c", CROWDED, tmp_path], check=True, capture_output=True, text=True)
+    assert "could not be saved: File too large" in done.stdout
+    assert done.stdout.endswith("20000\n\n/\n")
+
+
+def test_without_bash_the_plain_shell_is_used(context: ToolContext, monkeypatch: pytest.MonkeyPatch):
+    """It keeps the folder too; without any shell the call says so."""
+    programs = context.home.parent / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    assert "neither bash nor sh" in run(context, "true")["error"]
+    (programs / "sh").symlink_to(shutil.which("sh", path=os.defpath) or "/bin/sh")
+    assert run(context, "cd /; exit 3")["exit_code"] == 3
+    assert output(context, "pwd") == "/\n"
 
 
 MEASURE = """

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hermes_agent.errors import ToolError
 from hermes_agent.tools import atomic_write, patch, paths, read_file, write_file
 from hermes_agent.tools.context import ToolContext, ToolLimits
 from hermes_agent.tools.registry import Effect, ToolEntry
@@ -64,6 +65,14 @@ def test_pages_follow_each_other_without_gap_or_overlap(context: ToolContext) ->
     assert seen == lines
 
 
+def test_a_page_far_into_a_big_file_is_the_right_one(context: ToolContext) -> None:
+    (context.cwd / "a.txt").write_text("".join(f"line {n}\n" for n in range(1, 200_001)))
+    for offset in (1, 29_999, 100_000, 199_999):
+        page = read(context, "a.txt", offset=offset, limit=2)
+        assert page["content"] == f"{offset}|line {offset}\n{offset + 1}|line {offset + 1}"
+        assert page["total_lines"] == 200_000
+
+
 def test_a_page_ends_before_the_character_limit(context: ToolContext) -> None:
     context.limits = ToolLimits(read_max_chars=1000)
     (context.cwd / "a.txt").write_text(f"{'x' * 98}\n" * 50)
@@ -103,6 +112,29 @@ def test_a_long_line_is_cut_and_can_be_read_on_inside(context: ToolContext) -> N
         column = page.get("next_column")
     assert got == text
     assert page["next_offset"] == 2
+    assert "250000 characters" in read(context, "a.txt", column=250_001)["error"]
+
+
+def test_reading_on_inside_a_line_counts_characters_not_bytes(context: ToolContext) -> None:
+    """Neither a byte order mark nor the carriage return is one of them."""
+    (context.cwd / "a.txt").write_bytes(b"\xef\xbb\xbf\xc3\xbcbc\r\nend")
+    assert read(context, "a.txt", column=2) == {
+        "content": "1|bc",
+        "truncated": False,
+        "next_offset": 2,
+        "total_lines": 2,
+        "file_size": 12,
+    }
+    assert "next_offset" not in read(context, "a.txt", offset=2, column=3)
+
+
+def test_a_line_too_long_to_measure_is_still_cut(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_file, "_COUNT_AHEAD", 1 << 20)
+    (context.cwd / "a.txt").write_bytes(b"x" * (4 << 20))
+    page = read(context, "a.txt")
+    assert "over 1048576 bytes" in page["content"]
+    assert (page["truncated"], page["total_lines"]) == (True, None)
+    assert "too far" in read(context, "a.txt", column=3_000_000)["error"]
 
 
 def test_a_five_megabyte_line_is_read_in_little_memory(context: ToolContext) -> None:
@@ -163,6 +195,20 @@ def test_what_is_not_a_regular_file_is_refused_at_once(context: ToolContext) -> 
         assert "socket" in read(context, "sock")["error"]
     assert "directory" in read(context, "folder")["error"]
     assert "device" in read(context, "/dev/zero")["error"]
+
+
+def test_a_file_that_turns_into_a_pipe_or_link_while_it_is_opened_is_refused(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (context.cwd / "file").touch()
+    regular = (context.cwd / "file").stat()
+    os.mkfifo(context.cwd / "pipe")
+    (context.cwd / "link").symlink_to("file")
+    monkeypatch.setattr(Path, "stat", lambda _path, **_options: regular)
+    with pytest.raises(ToolError, match="pipe"):
+        paths.open_regular(context.cwd / "pipe")
+    with pytest.raises(ToolError, match="symbolic link"):
+        paths.open_regular(context.cwd / "link")
 
 
 def test_a_stop_ends_the_reading_of_a_big_file(context: ToolContext) -> None:
@@ -260,6 +306,9 @@ def test_an_existing_file_keeps_its_mode_and_its_link(context: ToolContext) -> N
     assert script.read_text() == "new"
     assert script.stat().st_mode & 0o7777 == 0o750
     assert (context.cwd / "link").is_symlink()
+    atomic_write.atomic_write(context.cwd / "link", b"newer")
+    assert script.read_text() == "newer"
+    assert (context.cwd / "link").is_symlink()
 
 
 def test_a_new_file_gets_the_mode_of_the_umask(context: ToolContext) -> None:
@@ -337,6 +386,14 @@ def test_a_folder_or_a_pipe_is_not_replaced(context: ToolContext) -> None:
         atomic_write.atomic_write(context.cwd / "pipe", b"x")
 
 
+def test_a_file_that_was_made_read_only_is_not_replaced(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renaming over it would need no permission."""
+    (context.cwd / "a.txt").write_text("old")
+    monkeypatch.setattr(atomic_write.os, "access", lambda _path, _mode: False)
+    assert "Permission denied" in call(write_file.TOOL, context, path="a.txt", content="new")["error"]
+    assert os.listdir(context.cwd) == ["a.txt"]
+
+
 def test_half_a_surrogate_pair_is_replaced(context: ToolContext) -> None:
     call(write_file.TOOL, context, path="a.txt", content="caf\ud83d!")
     assert (context.cwd / "a.txt").read_text(encoding="utf-8") == "caf\ufffd!"
@@ -353,167 +410,3 @@ def test_effects_and_paths_are_declared() -> None:
         assert list(tool.writes({})) == []
     assert read_file.TOOL.reads is not None
     assert list(read_file.TOOL.reads({"path": "a"})) == ["a"]
-
-
-# --- patch -----------------------------------------------------------------------------------
-
-SOURCE = "def one():\n    return 1\n\n\ndef two():\n    return 2\n"
-
-
-def change(context: ToolContext, old: str, new: str, **args: Any) -> dict[str, Any]:
-    return call(patch.TOOL, context, path="a.py", old_string=old, new_string=new, **args)
-
-
-def test_an_exact_piece_is_replaced_and_shown_as_a_diff(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_text(SOURCE)
-    got = change(context, "return 2", "return 3")
-    assert (context.cwd / "a.py").read_text() == SOURCE.replace("2", "3")
-    assert got["success"] is True
-    assert got["files_modified"] == [got["resolved_path"]] == [str(context.cwd / "a.py")]
-    assert got["diff"] == ("--- a/a.py\n+++ b/a.py\n@@ -3,4 +3,4 @@\n \n \n def two():\n-    return 2\n+    return 3")
-
-
-def test_every_diff_can_be_applied_by_patch_itself(context: ToolContext, tmp_path: Path) -> None:
-    """The hunks' numbers are right, with several edits that lie near and far."""
-    lines = [f"line {n}" for n in range(1, 101)]
-    for n in (3, 5, 40, 100):
-        lines[n - 1] = "mark"
-    (context.cwd / "a.py").write_text("\n".join(lines) + "\n")
-    got = change(context, "mark\n", "new 1\nnew 2\n", replace_all=True)
-    assert got["replacements"] == 4
-    replayed = apply_diff(lines, got["diff"].split("\n"))
-    assert replayed == (context.cwd / "a.py").read_text().splitlines()
-
-
-def apply_diff(lines: list[str], diff: list[str]) -> list[str]:
-    """Apply a unified diff strictly: every context and removed line must be where its hunk says."""
-    out: list[str] = []
-    at = 0
-    for line in diff[2:]:
-        if line.startswith("@@"):
-            old, new = line.split()[1:3]
-            start = int(old[1:].split(",")[0]) - 1
-            out += lines[at:start]
-            at = start
-            assert int(new[1:].split(",")[0]) == len(out) + 1
-        elif line[0] == "+":
-            out.append(line[1:])
-        else:
-            assert lines[at] == line[1:]
-            at += 1
-            if line[0] == " ":
-                out.append(line[1:])
-    return out + lines[at:]
-
-
-def test_an_ambiguous_piece_is_refused_with_its_lines(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_text(SOURCE)
-    got = change(context, "    return", "    yield")
-    assert "2 times (lines 2, 6)" in got["error"]
-    assert (context.cwd / "a.py").read_text() == SOURCE
-    assert change(context, "    return", "    yield", replace_all=True)["replacements"] == 2
-    assert (context.cwd / "a.py").read_text() == SOURCE.replace("return", "yield")
-
-
-def test_white_space_at_line_ends_is_forgiven(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_text("def one():  \n    return 1\t\nrest\n")
-    assert change(context, "def one():\n    return 1\n", "def two():\n    return 2\n")["success"] is True
-    assert (context.cwd / "a.py").read_text() == "def two():\n    return 2\nrest\n"
-
-
-def test_another_indentation_is_forgiven_and_taken_on(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_text("class A:\n    def one(self):\n        return 1\n\n    x = 1\n")
-    got = change(context, "def one(self):\n    return 1", "def one(self):\n    y = 2\n\n    return y")
-    assert got["success"] is True
-    assert (context.cwd / "a.py").read_text() == (
-        "class A:\n    def one(self):\n        y = 2\n\n        return y\n\n    x = 1\n"
-    )
-
-
-def test_an_uneven_indentation_is_not_guessed(context: ToolContext) -> None:
-    text = "if a:\n        b()\n    c()\n"
-    (context.cwd / "a.py").write_text(text)
-    assert "near_miss" in change(context, "if a:\n    b()\n    c()\n", "x\n")
-    assert (context.cwd / "a.py").read_text() == text
-
-
-def test_a_forgiven_match_must_be_unique_too(context: ToolContext) -> None:
-    text = "  a = 1\n  b = 2\n\n    a = 1\n    b = 2\n"
-    (context.cwd / "a.py").write_text(text)
-    assert "2 times" in change(context, "a = 1\nb = 2\n", "c\n")["error"]
-    assert (context.cwd / "a.py").read_text() == text
-
-
-def test_a_near_miss_is_shown_and_not_applied(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_text(SOURCE)
-    got = change(context, "def two():\n    return 22", "x")
-    assert got["near_miss"] == "5|def two():\n6|    return 2"
-    assert (context.cwd / "a.py").read_text() == SOURCE
-    assert "near_miss" not in change(context, "zzzzzzzz qqqqqqq", "x")
-
-
-def test_crlf_bom_and_invalid_bytes_are_kept(context: ToolContext) -> None:
-    target = context.cwd / "a.py"
-    target.write_bytes(b"\xef\xbb\xbfone\r\ntwo \xff\r\nthree\r\nodd\nlast\r\n")
-    assert change(context, "one\ntwo", "1\n2")["success"] is True
-    assert change(context, "three", "3\n3b")["success"] is True
-    assert target.read_bytes() == b"\xef\xbb\xbf1\r\n2 \xff\r\n3\r\n3b\r\nodd\nlast\r\n"
-
-
-def test_a_change_that_changes_nothing_is_refused(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_text(SOURCE)
-    assert "same" in change(context, "return 1", "return 1")["error"]
-    assert "empty" in change(context, "", "x")["error"]
-
-
-def test_a_repeated_replacement_changes_nothing_and_says_so(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_text(SOURCE)
-    args = ("def one():\n    return 1", "def first():\n    return 1")
-    assert change(context, *args)["success"] is True
-    once = (context.cwd / "a.py").read_text()
-    again = change(context, *args)
-    assert (again["success"], again["already_applied"], again["files_modified"]) == (True, True, [])
-    assert (context.cwd / "a.py").read_text() == once
-
-
-def test_a_repeated_insertion_is_not_made_twice(context: ToolContext) -> None:
-    (context.cwd / "a.py").write_bytes(SOURCE.replace("\n", "\r\n").encode())
-    args = ("def two():\n", "import something\ndef two():\n")
-    assert change(context, *args)["success"] is True
-    once = (context.cwd / "a.py").read_bytes()
-    assert change(context, *args)["already_applied"] is True
-    assert (context.cwd / "a.py").read_bytes() == once
-    assert once.count(b"import something\r\n") == 1
-
-
-@pytest.mark.parametrize(("old", "new"), [("gone", "}"), ("gone", ""), ("gone", "return 1")])
-def test_a_text_that_says_little_does_not_count_as_applied(context: ToolContext, old: str, new: str) -> None:
-    (context.cwd / "a.py").write_text(SOURCE + "}\n")
-    assert "not found" in change(context, old, new)["error"]
-
-
-def test_a_missing_binary_or_huge_file_is_not_patched(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    (context.cwd / "b.py").touch()
-    got = change(context, "a", "b")
-    assert (got["not_found"], got["similar_files"]) == (True, ["b.py"])
-    (context.cwd / "a.py").write_bytes(b"a\0")
-    assert "binary" in change(context, "a", "b")["error"]
-    monkeypatch.setattr(patch, "_MAX_BYTES", 1)
-    assert "too many" in change(context, "a", "b")["error"]
-
-
-def test_a_file_that_changes_meanwhile_is_not_overwritten(
-    context: ToolContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = context.cwd / "a.py"
-    target.write_text(SOURCE)
-    real = paths.open_regular
-
-    def opened(path: Path) -> tuple[int, os.stat_result]:
-        result = real(path)
-        target.write_text(SOURCE + "# somebody else\n")
-        return result
-
-    monkeypatch.setattr(patch.paths, "open_regular", opened)
-    assert "changed while" in change(context, "return 1", "return 9")["error"]
-    assert target.read_text().endswith("# somebody else\n")

@@ -144,7 +144,7 @@ def test_the_saved_result_can_be_read_with_read_file(budget: ResultBudget, tmp_p
     assert 'field "output"' in got
     assert "\0" not in got
     (path,) = spill_files(budget)
-    assert path.read_text(newline="") == output
+    assert path.read_bytes().decode() == output
     context = ToolContext(home=tmp_path, cwd=tmp_path)
     page = json.loads(read_file.TOOL.handler({"path": str(path), "offset": 2}, context=context))
     assert page["content"].startswith("2|\x0b\x0c\r\x0e")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,18 @@ def test_files_that_may_not_be_read_are_never_among_the_results(context: ToolCon
     assert not [name for name in environ.get("files", []) if name.endswith("environ")]
 
 
+def test_every_file_that_is_found_is_checked(
+    context: ToolContext, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(context, {"a.txt": "needle", "b.txt": "needle", "c.txt": "needle"})
+    monkeypatch.setattr(
+        search_files.paths, "refuse_read", lambda path, _context: "no" if path.name == "b.txt" else None
+    )
+    for args in ({}, {"output_mode": "files_only"}, {"output_mode": "count"}):
+        assert "b.txt" not in json.dumps(search(context, "needle", **args))
+    assert search(context, "*.txt", target="files")["files"] == ["a.txt", "c.txt"]
+
+
 def test_a_pattern_that_backtracks_for_ever_is_stopped(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """The searching program is another process: the agent goes on and the program is killed."""
     monkeypatch.setattr(search_files, "rg_path", lambda: None)
@@ -244,7 +257,9 @@ def test_a_stop_of_the_turn_ends_the_search(
 
     canceller = threading.Thread(target=cancel_when_started)
     canceller.start()
+    before = time.monotonic()
     assert "enough" in search(context, "x")["error"]
+    assert time.monotonic() - before < search_files._TIMEOUT / 2
     canceller.join()
 
 
@@ -274,6 +289,71 @@ def test_a_file_name_that_is_not_utf8_is_shown_readably(context: ToolContext, en
     with open(os.fsencode(context.cwd) + b"/\xff.txt", "wb") as file:
         file.write(b"needle")
     assert search(context, "needle")["matches"][0]["path"] == "\ufffd.txt"
+
+
+def test_the_stand_in_prints_what_ripgrep_prints(
+    context: ToolContext, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    fill(context, TREE)
+    fill(context, {"wide": b"\xff\xfen\x00", "late": b"needle\n" * 2000 + b"\0needle\n"})
+    root = os.fsencode(context.cwd) + b"/"
+
+    def printed(mode: str, pattern: str, glob: str = "", around: int = 0, path: str = "") -> list[bytes]:
+        job = grep_child.Job(mode, pattern, f"{context.cwd}{path}", glob, around)
+        assert grep_child.main(job.argument()) == 0
+        return capfdbinary.readouterr().out.replace(root, b"").splitlines()
+
+    assert printed("content", "needle [12]", around=1) == [
+        b"a/z.py\x001:needle 2",
+        b"a.py\x001-one",
+        b"a.py\x002:needle 1",
+        b"a.py\x003-two",
+    ]
+    assert printed("count", "needle", "b*") == [b"b.txt\x002"]
+    assert printed("count", "needle", "late") == [b"late\x002000"]
+    assert printed("files_only", "^n$") == [b"wide\0"]
+    assert printed("list", "", "*.py") == [b"a/z.py\0a.py\0"]
+    assert printed("count", "needle", path="/.hidden") == [b".hidden\x001"]
+    assert printed("count", "needle", path="/no such") == []
+    assert grep_child.main(grep_child.Job("count", "(", str(context.cwd)).argument()) == 2
+    assert b"bad pattern" in capfdbinary.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("glob", "yes", "no"),
+    [
+        ("*.py", "a/b.py", "b.pyc"),
+        ("/*.py", "b.py", "b.pyc"),
+        ("a/*.py", "a/b.py", "a/c/b.py"),
+        ("a/**/b", "a/x/y/b", "a/bb"),
+        ("a/**/b", "a/b", "b"),
+        ("**/b", "b", "ab"),
+        ("[!a]*", "b", "a"),
+        ("[a-c]x", "bx", "dx"),
+        ("[[]", "[", "a"),
+        ("[", "[", "a"),
+        ("{a,b}.{py,txt}", "b.txt", "c.py"),
+        ("}{", "}{", "x"),
+        ("a,b", "a,b", "a"),
+        (r"\*", "*", "a"),
+        ("a?c", "abc", "a/c"),
+    ],
+)
+def test_what_a_glob_matches(glob: str, yes: str, no: str) -> None:
+    matches = grep_child.glob_matcher(glob)
+    assert matches(yes)
+    assert not matches(no)
+
+
+def test_a_bad_glob_is_named(context: ToolContext, engine: str) -> None:
+    assert "[z-a]" in search(context, "x", file_glob="[z-a]")["error"]
+
+
+def test_the_rules_of_ignore_files(context: ToolContext, engine: str) -> None:
+    lines = ["# comment", "", "a b ", r"\#x", r"\!y", "deep/**", "/one/two", "name/", "[z-a]", "*.tmp", "!keep.tmp\r"]
+    files = ["a b", "#x", "!y", "deep/f", "one/two", "one/one/two", "name", "sub/name/f", "x.tmp", "keep.tmp", "f"]
+    fill(context, {".git/x": "", ".gitignore": "\n".join(lines), **dict.fromkeys(files, "needle")})
+    assert search(context, "needle", output_mode="files_only")["files"] == ["f", "keep.tmp", "name", "one/one/two"]
 
 
 def test_the_stand_in_imports_nothing_of_hermes() -> None:

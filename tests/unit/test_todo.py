@@ -49,7 +49,7 @@ def test_each_session_has_its_own_list(context: ToolContext, tmp_path: Path) -> 
 
 def test_items_without_an_id_get_one_that_is_free(context: ToolContext) -> None:
     got = call(context, todos=[item("2"), {"content": "x", "status": "pending"}, {"content": "y"}])
-    assert [entry["id"] for entry in got["todos"]] == ["2", "3", "4"] or len({e["id"] for e in got["todos"]}) == 3
+    assert [entry["id"] for entry in got["todos"]] == ["2", "3", "4"]
     assert got["todos"][2]["status"] == "pending"
 
 
@@ -120,14 +120,15 @@ def test_without_skills_the_list_is_empty(context: ToolContext) -> None:
 
 def test_skills_are_listed_by_category_and_name(context: ToolContext) -> None:
     add_skill(
-        context, "web/fetch", '---\nname: "fetch-page"\ndescription: Gets: a page\nmeta:\n  x: 1\n---\nbody: no\n'
+        context, "web/fetch", '---\nname: "fetch-page"\ndescription: Gets: a page\nmeta:\n  x: 1\n---\nname: no\n'
     )
     add_skill(
         context, "code/review", "\ufeff---\r\nname: 'review'\r\ndescription: >\r\n  Reads\r\n  a change\r\n---\r\n"
     )
     add_skill(context, "code/plain", "# no front matter\nname: no\n")
     add_skill(context, ".hidden/x", "---\nname: x\n---\n")
-    (context.home / "skills" / "empty").mkdir()
+    (context.home / "skills" / "empty" / "no skill").mkdir(parents=True)
+    (context.home / "skills" / "file").touch()
     got = skills(context)
     assert got["categories"] == ["code", "web"]
     assert got["skills"] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -70,12 +71,12 @@ def _existing(target: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(21, "Is a directory", str(target))
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(target))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(22, "Not a regular file", str(target))
+        raise OSError(errno.EINVAL, "Not a regular file", str(target))
     # The rename needs no write permission on the file, but somebody who took it away meant it.
     if not os.access(target, os.W_OK):
-        raise PermissionError(13, "Permission denied", str(target))
+        raise PermissionError(errno.EACCES, "Permission denied", str(target))
     return found
 
 

@@ -21,8 +21,8 @@ _GIT = {
 }
 
 
-def build(context: ToolContext, *, read_only: bool = False) -> dict[str, str]:
-    """The variables a child of this call gets; `read_only` also keeps git from running or writing anything itself."""
+def build(context: ToolContext, *, quiet_git: bool = False) -> dict[str, str]:
+    """The variables a child of this call gets; `quiet_git` keeps git from running programs by itself."""
     # The one place besides the settings that looks at the environment: it is what a child inherits.
     own = os.environ
     env = {name: own[name] for name in (*_NAMES, *context.env_passthrough) if name in own}
@@ -34,7 +34,7 @@ def build(context: ToolContext, *, read_only: bool = False) -> dict[str, str]:
     env["HERMES_HOME"] = str(context.home)
     if context.call_id:
         env["HERMES_CALL_ID"] = context.call_id
-    if read_only:
+    if quiet_git:
         env.update(GIT_OPTIONAL_LOCKS="0", GIT_PAGER="cat", GIT_NO_LAZY_FETCH="1", GIT_CONFIG_COUNT=str(len(_GIT)))
         for at, (name, value) in enumerate(_GIT.items()):
             env[f"GIT_CONFIG_KEY_{at}"] = name

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_agent.errors import ToolError
 from hermes_agent.tools import paths
@@ -37,8 +36,7 @@ _NEAR_LINES = 5_000
 _NEAR_WIDTH = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
+class _Edit(NamedTuple):
     """Put `new` in place of the characters from `start` to `end`."""
 
     start: int

@@ -7,6 +7,7 @@ some file systems do.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -110,7 +111,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        if path.is_symlink():
+        if error.errno == errno.ELOOP:
             raise ToolError(f"{path} became a symbolic link while it was opened; try again.") from error
         raise
     try:

@@ -15,7 +15,7 @@ _GRACE = 0.5
 _ROUNDS = 5
 
 
-def end(leader: int, marker: tuple[str, str] | None = None) -> None:
+def end(leader: int, marker: tuple[str, str]) -> None:
     """End the session that `leader` started: its group, its descendants, and who carries `marker` in its environment.
 
     `leader` must be a child of this process that was started in its own session and
@@ -37,7 +37,7 @@ def end(leader: int, marker: tuple[str, str] | None = None) -> None:
         time.sleep(0.02)
 
 
-def _members(leader: int, marker: tuple[str, str] | None) -> set[psutil.Process]:
+def _members(leader: int, marker: tuple[str, str]) -> set[psutil.Process]:
     """Every living process of the tree; also those that left the group, or whose parent has died."""
     own = os.getpid()
     found: set[psutil.Process] = set()
@@ -48,7 +48,7 @@ def _members(leader: int, marker: tuple[str, str] | None) -> set[psutil.Process]
         if process.pid == own or process in found:
             continue
         with contextlib.suppress(psutil.Error, OSError):
-            if os.getsid(process.pid) == leader or (marker and process.environ().get(marker[0]) == marker[1]):
+            if os.getsid(process.pid) == leader or process.environ().get(marker[0]) == marker[1]:
                 found.add(process)
     return found
 

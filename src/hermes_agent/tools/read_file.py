@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import codecs
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_agent.cancellation import Cancellation
 from hermes_agent.errors import ToolError
@@ -22,15 +21,14 @@ from hermes_agent.tools.results import json_handler
 
 _CHUNK = 1 << 18
 _SNIFF = 8192
-_COUNT_AHEAD = 512 << 20
+_COUNT_AHEAD = 128 << 20
 """Bytes read behind the page's start to count lines; a bigger file has no `total_lines`."""
 _BYTES_PER_CHARACTER = 4
 _BOM = codecs.BOM_UTF8
 _IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM")
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(NamedTuple):
     head: bytes
     size: int
     """Bytes of the whole line; more than `head` holds when it was cut."""

@@ -7,7 +7,6 @@ Budgets are applied before a row is stored; a stored row is never changed.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -261,7 +260,7 @@ def _save(text: str, tool_use_id: str, folder: Path | None) -> Path | None:
         make_folders(folder, mode=0o700)
         path = folder / f"{_safe_stem(tool_use_id)}.txt"
         if path.exists() and not _holds(path, data):
-            path = path.with_name(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:12]}.txt")
+            path = path.with_name(f"{path.stem}-{_digest(data)}.txt")
         atomic_write(path, data, mode=0o600)
         if path.stat().st_size != len(data):
             return None
@@ -274,8 +273,13 @@ def _safe_stem(tool_use_id: str) -> str:
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", tool_use_id)[:_STEM].lstrip(".")
     if safe == tool_use_id and safe:
         return safe
-    digest = hashlib.sha256(tool_use_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{safe or 'result'}-{digest}"
+    return f"{safe or 'result'}-{_digest(tool_use_id.encode('utf-8', 'surrogatepass'))}"
+
+
+def _digest(data: bytes) -> str:
+    import hashlib  # noqa: PLC0415 - loads OpenSSL, which few spills need; it would slow every start
+
+    return hashlib.sha256(data).hexdigest()[:12]
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 import threading
 from collections import deque
@@ -60,7 +59,9 @@ class _Window(NamedTuple):
 
 def rg_path() -> str | None:
     """Where ripgrep is installed; None when it is not."""
-    return shutil.which("rg")
+    from shutil import which  # noqa: PLC0415 - not needed until the first search; it would slow every start
+
+    return which("rg")
 
 
 class _Search:

@@ -49,16 +49,16 @@ def run(
     output: ShellOutput,
     timeout: float,
     cancellation: Cancellation,
-    marker: tuple[str, str],
 ) -> Ended:
     """Run `command`; both its outputs go to `output` in the order they come.
 
     After `timeout` seconds, on cancellation, and when an exception leaves this
-    function, the whole process tree is ended; `marker`, a variable of `env` that no
-    other process has, finds those who left it. What a command leaves in the
-    background after ending by itself is left alone. Raises OSError when the shell
-    cannot be started.
+    function, the whole process tree is ended. What a command leaves in the background
+    after ending by itself is left alone. Raises OSError when the shell cannot be started.
     """
+    # Finds those who left the tree: no other process has it.
+    marker = ("HERMES_SHELL_ID", os.urandom(8).hex())
+    env = {**env, marker[0]: marker[1]}
     read_end, write_end = os.pipe()
     report_read, report_write = os.pipe()
     try:
@@ -71,12 +71,9 @@ def run(
             failpoints.hit("terminal.spawned")
             ended = _follow(child, read_end, output, time.monotonic() + timeout, cancellation)
             if ended.timed_out or ended.interrupted:
-                process_tree.end(child.pid, marker)
-                child.wait()
+                _end(child, marker)
         except BaseException:
-            if child.returncode is None:
-                process_tree.end(child.pid, marker)
-                child.wait()
+            _end(child, marker)
             raise
         failpoints.hit("terminal.exited")
         folder = None if ended.timed_out or ended.interrupted else _reported(report_read)
@@ -86,7 +83,7 @@ def run(
     return Ended(ended.exit_code, folder, ended.timed_out, ended.interrupted, ended.left_running)
 
 
-def _start(command: str, cwd: Path, env: Mapping[str, str], stdout: int, report: int) -> subprocess.Popen[bytes]:
+def _start(command: str, cwd: Path, env: dict[str, str], stdout: int, report: int) -> subprocess.Popen[bytes]:
     try:
         high = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, _REPORT_FD)
     except OSError:
@@ -100,7 +97,7 @@ def _start(command: str, cwd: Path, env: Mapping[str, str], stdout: int, report:
                 return subprocess.Popen(
                     [*shell, "-c", script],
                     cwd=cwd,
-                    env=dict(env),
+                    env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=subprocess.STDOUT,
@@ -142,6 +139,14 @@ def _follow(
             return Ended(130, interrupted=True)
         elif now >= deadline:
             return Ended(124, timed_out=True)
+
+
+def _end(child: subprocess.Popen[bytes], marker: tuple[str, str]) -> None:
+    if child.returncode is None:
+        process_tree.end(child.pid, marker)
+        # A process that hangs in the kernel does not die of a kill; the call does not wait for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_DRAIN)
 
 
 def _reported(pipe: int) -> Path | None:

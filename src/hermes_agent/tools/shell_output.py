@@ -8,6 +8,8 @@ import os
 import re
 from pathlib import Path
 
+from hermes_agent.tools.atomic_write import make_folders
+
 SPOOL_MAX_BYTES = 100_000_000
 """Of an output longer than this the file keeps the beginning only."""
 
@@ -74,7 +76,7 @@ class ShellOutput:
 
     def _open(self) -> None:
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(self._path.parent, mode=0o700)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o600)
         except OSError as error:

@@ -37,15 +37,12 @@ def _run(args: Arguments, context: ToolContext) -> dict[str, Any]:
         return {"output": "", "exit_code": -1, "status": "blocked", "error": verdict.message}
     if context.cancellation.requested:
         return _interrupted("")
-    # Without a ledger id the call still needs a name that no other process has.
+    quiet_git = verdict.reading.read_only and bool(verdict.reading.repositories)
+    env = child_env.build(context, quiet_git=quiet_git) | {"PWD": str(cwd)}
     call_id = context.call_id or f"call-{os.getpid()}-{time.monotonic_ns()}"
-    marker = ("HERMES_CALL_ID", call_id)
-    env = child_env.build(context, read_only=verdict.reading.read_only) | {"PWD": str(cwd), marker[0]: marker[1]}
-    output = shell_output.ShellOutput(
-        context.limits.output_max_bytes, shell_output.spool_path(context.home, call_id)
-    )
+    output = shell_output.ShellOutput(context.limits.output_max_bytes, shell_output.spool_path(context.home, call_id))
     try:
-        ended = shell.run(command, cwd, env, output, timeout, context.cancellation, marker)
+        ended = shell.run(command, cwd, env, output, timeout, context.cancellation)
     except (OSError, ValueError) as error:
         raise ToolError(f"The command could not be started: {error}") from error
     finally:
@@ -57,7 +54,7 @@ def _run(args: Arguments, context: ToolContext) -> dict[str, Any]:
     error = ""
     if ended.timed_out:
         error = (
-            f"The command did not end within {timeout} seconds, so it and everything it started was ended. "
+            f"The command did not end within {timeout} s, so it and everything it started was ended. "
             f"Give a longer timeout (up to {MAX_TIMEOUT}) or a smaller piece of work."
         )
     printed = output.text()
@@ -79,7 +76,9 @@ def _folder(args: Arguments, context: ToolContext) -> Path:
         raise ToolError(f"The folder {path} does not exist.")
     # Not elsewhere silently: the command may mean what lies around it.
     context.session_state.pop(FOLDER, None)
-    raise ToolError(f"The folder {path}, where the last command ended, is gone; the next command starts in {context.cwd}.")
+    raise ToolError(
+        f"The folder {path}, where the last command ended, is gone; the next command starts in {context.cwd}."
+    )
 
 
 def _interrupted(printed: str) -> dict[str, Any]:

@@ -282,7 +282,8 @@ def _normal_name(name: str) -> str:
 def parse_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a call as a clean object; nothing at all means no arguments.
 
-    Raises `ArgumentsError`, quoting what the parser said, for anything but one JSON object.
+    Raises `ArgumentsError`, quoting what the parser said, for anything but one JSON object,
+    and the same for the stored form of such a thing.
     """
     if text is None:
         return {}
@@ -301,7 +302,12 @@ def parse_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
         raise ArgumentsError(f"the arguments are not valid JSON: {error}", truncated=truncated) from error
     if not isinstance(value, dict):
         raise ArgumentsError(f"the arguments must be a JSON object, not {_json_kind(value)}")
-    return cast("dict[str, Any]", value)
+    fields = cast("dict[str, Any]", value)
+    if fields.keys() == {INVALID_ARGUMENTS}:
+        # the stored form of arguments that were no object: a resumed turn refuses them like the first one
+        parse_arguments(str(fields[INVALID_ARGUMENTS]))
+        raise ArgumentsError("the arguments are not usable")
+    return fields
 
 
 def wire_arguments(value: Any) -> str:

@@ -12,6 +12,7 @@ import base64
 import binascii
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from hermes_agent.tools.approval import syntax, verdicts
 from hermes_agent.tools.approval.resolve import UNKNOWN, UNSET, Variables, resolve, variables
 
 _DEPTH = 5
+_TEXTS = 200
+"""So many texts inside texts are read, no more."""
+_TOO_DEEP = "it is nested too deeply to be read"
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "rbash", "su", "runuser"})
 _RUN_TEXT = _SHELLS | {
     "eval", "source", ".", "xargs", "parallel", "python", "python2", "python3", "perl", "ruby", "node", "php", "lua",
@@ -45,15 +49,19 @@ def floor(command: str, cwd: Path | None = None) -> str | None:
     root = syntax.parse(source)
     if root.has_error and not _shell_accepts(source):
         return "its quoting or syntax does not end properly, so nobody can say what would run"
-    return _Judge(cwd, 0).text(command, root)
+    try:
+        return _Judge(str(cwd or ""), 0, [_TEXTS]).text(command, root)
+    except RecursionError:
+        return _TOO_DEEP
 
 
 class _Judge:
     """Judges one text of commands, and the texts that it would hand to another shell."""
 
-    def __init__(self, cwd: Path | None, depth: int) -> None:
-        self._here = str(cwd) if cwd else ""
+    def __init__(self, here: str, depth: int, budget: list[int]) -> None:
+        self._here = here
         self._depth = depth
+        self._budget = budget
         self._doubtful = False
         self._known: Variables = {}
 
@@ -123,7 +131,9 @@ class _Judge:
             if child.type == "herestring_redirect":
                 why = self._inner(" ".join(resolve(child.children[-1], self._known)))
             elif child.type == "heredoc_redirect":
-                why = self._inner("\n".join(syntax.text(part) for part in child.children if part.type == "heredoc_body"))
+                why = self._inner(
+                    "\n".join(syntax.text(part) for part in child.children if part.type == "heredoc_body")
+                )
             else:
                 why = None
             if why:
@@ -165,9 +175,12 @@ class _Judge:
             self._here = os.path.join(self._here, target)
 
     def _inner(self, text: str) -> str | None:
-        if not text or self._depth >= _DEPTH:
+        if not text.strip():
             return None
-        return _Judge(Path(self._here) if self._here else None, self._depth + 1).text(text)
+        self._budget[0] -= 1
+        if self._depth >= _DEPTH or self._budget[0] < 0:
+            return _TOO_DEEP
+        return _Judge(self._here, self._depth + 1, self._budget).text(text)
 
     def _patterns(self, command: str) -> str | None:
         """Judge the text once more with its quoting and grouping taken away, as a program might assemble it."""
@@ -178,7 +191,7 @@ class _Judge:
         text = re.sub(r"['\"]\s*,\s*['\"]|\[\s*(?=['\"])|(?<=['\"])\s*\]", " ", text)
         text = re.sub(r"\\(?=\w)|['\"]", "", text)
         text = re.sub(r"\{([^{}\s]*,[^{}\s]*)\}", lambda match: match[1].replace(",", " "), text)
-        if re.search(r"(\S+)\s*\(\)\s*\{\s*\1\s*\|\s*\1\s*&", text):
+        if re.search(r"(\S{1,64})\s*\(\)\s*\{\s*\1\s*\|\s*\1\s*&", text):
             return "it is a fork bomb"
         for piece in re.split(r"[;&|\n(){}`]|\bsystem\b|\s#", text):
             words = piece.split()
@@ -248,7 +261,9 @@ def _fork_bomb(definition: Node) -> str | None:
     behind = 0
     while nodes:
         node = nodes.pop()
-        own = [child for child in node.children if child.type == "command" and syntax.text(child).split()[:1] == [calls]]
+        own = [
+            child for child in node.children if child.type == "command" and syntax.text(child).split()[:1] == [calls]
+        ]
         if node.type == "pipeline" and len(own) > 1:
             return "it is a fork bomb"
         behind += sum(1 for child in own if child.next_sibling is not None and child.next_sibling.type == "&")
@@ -260,12 +275,12 @@ def _shell_accepts(source: bytes) -> bool:
     """Does bash itself find the syntax sound? It is only parsed, never run."""
     try:
         done = subprocess.run(
-            [b"bash", b"--norc", b"-n", b"-c", source],
+            [shutil.which("bash") or "/bin/bash", "--norc", "-n", "-c", source],
             check=False,
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=5,
-            env={"PATH": os.defpath},
+            env={},
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -45,7 +45,9 @@ _CONTAINERS = frozenset({"program", "list", "pipeline", "redirected_statement", 
 _JOINTS = frozenset({"&&", "||", "|", ";", "\n", "!"})
 _ARGUMENTS = frozenset({"word", "number", "string", "raw_string", "concatenation", "simple_expansion"})
 _PARTS = _ARGUMENTS | {"string_content", "variable_name", "special_variable_name", '"', "$"}
-_VARIABLES = frozenset({"HOME", "PWD", "OLDPWD", "USER", "LOGNAME", "PATH", "SHELL", "LANG", "TERM", "TMPDIR", "TZ", "?"})
+_VARIABLES = frozenset(
+    {"HOME", "PWD", "OLDPWD", "USER", "LOGNAME", "PATH", "SHELL", "LANG", "TERM", "TMPDIR", "TZ", "?"}
+)
 _DEVICES = re.compile(r"/dev/(?!(?:null|zero|u?random|stdin|fd/\d+)$)")
 _UNKNOWN = {
     "command_substitution": "it runs a command inside `$(…)` or backticks",
@@ -53,7 +55,7 @@ _UNKNOWN = {
     "expansion": "it changes text inside `${…}`",
     "arithmetic_expansion": "it computes inside `$((…))`",
     "ansi_c_string": "it writes text with `$'…'`",
-    "translated_string": "it writes text with `$\"…\"`",
+    "translated_string": 'it writes text with `$"…"`',
     "brace_expression": "it expands braces",
     "variable_assignment": "it sets a variable",
     "variable_assignments": "it sets a variable",
@@ -109,7 +111,10 @@ def _read(command: str) -> Reading:
         return Reading(False, "its syntax could not be read")
     spans: list[list[tuple[int, int]]] = []
     redirects: list[tuple[int, int]] = []
-    why = _walk(root, spans, redirects)
+    try:
+        why = _walk(root, spans, redirects)
+    except RecursionError:
+        return Reading(False, "it is nested too deeply to be read")
     if why:
         return Reading(False, why, words=tuple(_loose_words(root)))
     commands = words.split(source)
@@ -330,9 +335,10 @@ def _configured_programs(folder: Path) -> str:
             shared = own / common.read_text("utf-8").strip() if common.is_file() else own
             if (shared / "modules").exists():
                 return "the repository has submodules, whose configuration may run programs"
-            for config in (shared / "config", own / "config.worktree"):
-                if config.exists() and _GIT_RUNS.search(config.read_text("utf-8")):
-                    return "the repository's own configuration makes git run programs"
+            more = own / "config.worktree"
+            settings = (shared / "config").read_text("utf-8") + (more.read_text("utf-8") if more.exists() else "")
+            if _GIT_RUNS.search(settings):
+                return "the repository's own configuration makes git run programs"
         except (OSError, ValueError):
             return "the repository's configuration could not be read"
         return ""

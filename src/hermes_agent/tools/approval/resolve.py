@@ -22,6 +22,12 @@ Variables = dict[str, str]
 _INHERITED = frozenset({"PWD", "OLDPWD", "USER", "LOGNAME", "PATH", "SHELL", "LANG", "TERM", "TMPDIR", "TZ", "UID"})
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b", "E": "\x1b"}
 _ANSI = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
+_WHOLE = frozenset({"string", "raw_string", "ansi_c_string", "word", "translated_string"})
+"""What stays one word, blanks and all."""
+_KEPT = str.maketrans(" \t\n", "\x02\x03\x04")
+_FREED = str.maketrans("\x02\x03\x04", " \t\n")
+_LONGEST = 1_000
+"""Longest value of a variable that is kept: a few assignments could double it for ever."""
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
@@ -34,12 +40,12 @@ def variables(root: Node) -> Variables:
         if node.type == "variable_assignment":
             name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
             if name is not None:
-                known[syntax.text(name)] = " ".join(resolve(value, known)) if value is not None else ""
+                known[syntax.text(name)] = " ".join(resolve(value, known))[:_LONGEST] if value is not None else ""
         elif node.type == "for_statement":
             name = node.child_by_field_name("variable")
             values = [part for part in node.named_children if part.type not in ("variable_name", "do_group")]
             if name is not None:
-                known[syntax.text(name)] = " ".join(word for part in values for word in resolve(part, known))
+                known[syntax.text(name)] = " ".join(word for part in values for word in resolve(part, known))[:_LONGEST]
         nodes += reversed(node.children)
     return known
 
@@ -47,11 +53,8 @@ def variables(root: Node) -> Variables:
 def resolve(node: Node, known: Variables) -> list[str]:
     """The words this node becomes."""
     value = _value(node, known)
-    quoted = node.type in ("string", "raw_string", "ansi_c_string", "word", "translated_string")
-    if quoted or not any(char in value for char in " \t\n"):
-        words = [value]
-    else:
-        words = value.split()
+    words = [value] if node.type in _WHOLE or not value.strip() else value.split()
+    words = [word.translate(_FREED) for word in words]
     if node.type in ("word", "concatenation", "command_name") and "{" in value:
         words = [made for word in words for made in _braces(word)]
     return words
@@ -76,7 +79,10 @@ def _value(node: Node, known: Variables) -> str:
     if kind in ("process_substitution", "arithmetic_expansion"):
         return UNKNOWN
     if kind in ("concatenation", "command_name") and node.child_count:
-        return "".join(_value(child, known) for child in node.children)
+        return "".join(
+            _value(child, known).translate(_KEPT) if child.type in _WHOLE else _value(child, known)
+            for child in node.children
+        )
     return re.sub(r"\\(.)", r"\1", written.replace("\\\n", ""), flags=re.DOTALL)
 
 

@@ -44,7 +44,7 @@ def judge(words: Sequence[str], here: str) -> str | None:
     """Why this one command is never run; `here` is the folder it runs in, "" when unknown."""
     name = name_of(words[0])
     args = [word.replace(UNSET, "") if word.startswith("-") else word for word in words[1:]]
-    if any(char in name for char in "*?["):
+    if any(char in name for char in "*?[") and "/" in words[0] and any(char.isalpha() for char in name):
         matching = [program for program in _PROGRAMS if fnmatchcase(program, name)]
         return next((why for program in matching if (why := _PROGRAMS[program](args, here))), None)
     if name.startswith(("mkfs.", "mkfs_", "newfs")):

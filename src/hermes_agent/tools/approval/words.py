@@ -77,6 +77,8 @@ def split(source: bytes) -> list[Simple] | None:
             current.words.append(_word(match.group().decode()))
             current.spans.append(match.span())
         elif kind in ("redirect", "source"):
+            if glued:
+                return None  # digits before it may belong to it
             current.redirects.append(match.span())
             if match["source"] is not None:
                 current.sources.append(_word(match["source"].decode()))
