@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,7 +167,9 @@ def test_a_started_row_is_written_for_all_but_pure_tools(tmp_path: Path, db: Ses
             agent = make_agent(tmp_path, [call(("work", {})), say("done")], session_db=db, session_id=effect)
             agent.run_conversation("warm up")
             before = db.commits
-            make_agent(tmp_path, [call(("work", {})), say("done")], session_db=db, session_id=effect).run_conversation("go")
+            make_agent(tmp_path, [call(("work", {})), say("done")], session_db=db, session_id=effect).run_conversation(
+                "go"
+            )
             counts[effect] = db.commits - before
     assert counts[Effect.UNSAFE] == counts[Effect.IDEMPOTENT] == counts[Effect.PURE] + 1
 
@@ -200,7 +203,12 @@ def test_a_base_exception_leaves_and_the_next_turn_finishes_the_work(
     rows = stored(tmp_path)
     assert [row["content"] for row in rows if row["role"] == "user"] == ["go", "and now?"]
     assert [row["role"] for row in rows].count("tool") == len(calls)
-    assert rules.check_strict([{k: v for k, v in row.items() if k in ("role", "content", "tool_calls", "tool_call_id")} for row in rows]) is None
+    assert (
+        rules.check_strict(
+            [{k: v for k, v in row.items() if k in ("role", "content", "tool_calls", "tool_call_id")} for row in rows]
+        )
+        is None
+    )
     assert db.open_turns(SESSION) == []
 
 
@@ -338,7 +346,9 @@ def test_a_turn_ends_at_its_limit_of_model_calls(tmp_path: Path, db: SessionDB) 
 def test_one_id_for_every_call_is_made_unique(tmp_path: Path, db: SessionDB) -> None:
     with tools(echo=echo):
         agent = agent_with(
-            tmp_path, db, [call(("echo", {"n": 1}, "X"), ("echo", {"n": 2}, "X")), call(("echo", {"n": 3}, "X")), say("done")]
+            tmp_path,
+            db,
+            [call(("echo", {"n": 1}, "X"), ("echo", {"n": 2}, "X")), call(("echo", {"n": 3}, "X")), say("done")],
         )
         agent.run_conversation("go")
     rows = stored(tmp_path)
@@ -347,6 +357,24 @@ def test_one_id_for_every_call_is_made_unique(tmp_path: Path, db: SessionDB) -> 
     assert asked == answered
     assert len(set(asked)) == 3
     assert [row["content"] for row in rows if row["role"] == "tool"] == ["result 1", "result 2", "result 3"]
+
+
+@pytest.mark.parametrize(("effect", "runs"), [(Effect.UNSAFE, 1), (Effect.PURE, 2)])
+def test_a_call_doubled_to_the_letter_runs_once_unless_it_is_pure(
+    tmp_path: Path, db: SessionDB, effect: Effect, runs: int
+) -> None:
+    ran: list[int] = []
+
+    def work(args: dict[str, Any], **_: Any) -> str:
+        ran.append(args["n"])
+        return "x"
+
+    with tools(work=(work, effect)):
+        agent = agent_with(tmp_path, db, [call(("work", {"n": 1}), ("work", {"n": 1}), ("work", {"n": 2})), say("done")])
+        agent.run_conversation("go")
+    assert ran.count(1) == runs
+    assert ran.count(2) == 1
+    assert roles(tmp_path).count("tool") == runs + 1
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 8, 16, 40])
@@ -389,7 +417,10 @@ def test_a_tool_that_is_not_enabled_cannot_be_called(tmp_path: Path, db: Session
     """A registered tool outside the agent's toolsets is as good as unknown."""
     with tools(echo=echo):
         agent = agent_with(
-            tmp_path, db, [call(("write_file", {"path": "x.txt", "content": "no"})), say("done")], enabled_toolsets=["test"]
+            tmp_path,
+            db,
+            [call(("write_file", {"path": "x.txt", "content": "no"})), say("done")],
+            enabled_toolsets=["test"],
         )
         agent.run_conversation("go")
     assert "Unknown tool" in stored(tmp_path)[2]["content"]
@@ -455,7 +486,7 @@ def test_the_bytes_of_earlier_rows_never_change(tmp_path: Path, db: SessionDB) -
         again._answering = second = _Recording(again._answering, [])  # type: ignore[assignment]
         again.run_conversation("more", conversation_history=stored(tmp_path))
     requests = first.encoded + second.encoded
-    for before, after in zip(requests, requests[1:], strict=False):
+    for before, after in itertools.pairwise(requests):
         assert after.startswith(before[:-1])
 
 
@@ -463,9 +494,9 @@ def test_every_exit_has_the_same_keys(tmp_path: Path, db: SessionDB) -> None:
     exits: dict[str, dict[str, Any]] = {}
     with tools(echo=echo):
         exits["answered"] = agent_with(tmp_path, db, [say("x")]).run_conversation("go")
-        exits["failed"] = agent_with(tmp_path, db, [say("x")] + [say("", error={"reason": "billing", "message": "b"})] * 5).run_conversation(
-            "go", conversation_history=stored(tmp_path)
-        )
+        exits["failed"] = agent_with(
+            tmp_path, db, [say("x")] + [say("", error={"reason": "billing", "message": "b"})] * 5
+        ).run_conversation("go", conversation_history=stored(tmp_path))
         limited = agent_with(tmp_path, db, [call(("echo", {}))] * 9, max_iterations=1)
         exits["limit"] = limited.run_conversation("go")
         lease = db.claim(SESSION)

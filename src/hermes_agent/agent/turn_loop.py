@@ -19,7 +19,16 @@ from hermes_agent.agent.publish import publish
 from hermes_agent.agent.results import Exit, Totals
 from hermes_agent.agent.wire import Wire
 from hermes_agent.errors import FailureReason, ProviderError, TurnInterrupted
-from hermes_agent.providers.base import AttemptFailed, Provider, ReasoningDelta, Reply, Request, StreamEvent, TextDelta
+from hermes_agent.providers.base import (
+    AttemptFailed,
+    Provider,
+    ReasoningDelta,
+    Reply,
+    Request,
+    StreamEvent,
+    TextDelta,
+    ToolCall,
+)
 from hermes_agent.store.turns import CallState, TurnState
 from hermes_agent.store.usage import UsageDelta
 from hermes_agent.store.writer import TurnEnd
@@ -217,6 +226,7 @@ def _tool_round(agent: Host, turn: Turn, reply: Reply) -> Exit | None:
     if reply.finish_reason == "length":
         return _cut(agent, turn, reply)
     turn.cuts = 0
+    reply = _once_each(reply)
     runnable = _prepare(agent, turn, reply)
     turn.strikes = 0 if runnable else turn.strikes + 1
     turn.messages.append(
@@ -271,6 +281,21 @@ def _prepare(agent: Host, turn: Turn, reply: Reply) -> bool:
             call.name = name
             runnable = True
     return runnable
+
+
+def _once_each(reply: Reply) -> Reply:
+    """The reply without calls that repeat an earlier one of it to the letter and are not pure.
+
+    Models and proxies double a call by mistake; asked for twice on purpose, it comes again.
+    """
+    kept: dict[tuple[str, str], ToolCall] = {}
+    calls = [
+        call
+        for call in reply.tool_calls
+        if kept.setdefault((call.name, call.arguments), call) is call
+        or _effect(call.name, call.arguments) == Effect.PURE
+    ]
+    return reply if len(calls) == len(reply.tool_calls) else replace(reply, tool_calls=tuple(calls))
 
 
 def _effect(name: str, arguments: str) -> str:
