@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -238,6 +239,16 @@ def test_a_pattern_that_backtracks_for_ever_is_stopped(context: ToolContext, mon
     got = search(context, "needle|^(a+)+b")
     assert (got["total_count"], got["truncated"]) == (1, True)
     assert "stopped after" in got["note"]
+
+
+def test_a_search_whose_agent_was_killed_ends_by_itself(tmp_path: Path) -> None:
+    """Nobody is left to stop it, so it stops itself."""
+    (tmp_path / "a.txt").write_text("a" * 60)
+    job = grep_child.Job("content", "^(a+)+b", str(tmp_path), lifetime=1)
+    child = subprocess.run(
+        [sys.executable, "-I", "-S", grep_child.__file__, job.argument()], timeout=30, check=False, capture_output=True
+    )
+    assert child.returncode == -signal.SIGALRM
 
 
 def test_a_stop_of_the_turn_ends_the_search(

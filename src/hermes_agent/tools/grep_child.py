@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import stat
 import sys
 from collections import deque
@@ -35,17 +36,21 @@ class Job:
     """What to do; sent as one JSON argument.
 
     `mode` is content, files_only, count or list. `glob` keeps only files whose path
-    below the root matches; `context` is the number of lines around a match.
+    below the root matches; `context` is the number of lines around a match; `lifetime`
+    the seconds after which the child ends by itself.
     """
 
-    __slots__ = ("context", "glob", "mode", "pattern", "root")
+    __slots__ = ("context", "glob", "lifetime", "mode", "pattern", "root")
 
-    def __init__(self, mode: str, pattern: str, root: str, glob: str = "", context: int = 0) -> None:
+    def __init__(
+        self, mode: str, pattern: str, root: str, glob: str = "", context: int = 0, lifetime: int = 90
+    ) -> None:
         self.mode = mode
         self.pattern = pattern
         self.root = root
         self.glob = glob
         self.context = context
+        self.lifetime = lifetime
 
     def argument(self) -> str:
         """The job as the one argument of the child."""
@@ -254,6 +259,8 @@ def _record(name: bytes, number: int, mark: bytes, text: str) -> bytes:
 def main(argument: str) -> int:
     """Do the job that the JSON text describes."""
     job = Job(**json.loads(argument))
+    # ends the process even inside a regex that backtracks for ever, and when its parent was killed
+    signal.alarm(job.lifetime)
     write = sys.stdout.buffer.write
     try:
         wanted = glob_matcher(job.glob) if job.glob else None
