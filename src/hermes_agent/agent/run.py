@@ -176,6 +176,7 @@ class AIAgent:
             user = self._user_row(user_message, persist_user_message)
             turn = self._turn([*history, user], len(history), system_message or "", task_id)
             if claim is not None:
+                self.journal.attach(claim)  # a new turn counts its steps from the beginning
                 self._store_prompt(claim)
                 if claim.turn_key is None:
                     self.journal.stage_begin()
@@ -253,7 +254,8 @@ class AIAgent:
 
     def _user_row(self, content: Any, stored: str | None) -> Message:
         pending, self._pending_cli_user_message = self._pending_cli_user_message, None
-        if pending is not None and pending.get("content") == content:
+        # the row holds the text in its stored form, which has no NUL and no half surrogate pair
+        if pending is not None and pending.get("content") == rows.user_row(content, timestamp=0)["content"]:
             return pending
         row = rows.user_row(content if stored is None else stored, timestamp=time.time())
         if stored is not None:
@@ -300,14 +302,16 @@ class AIAgent:
     def _resume(self, claim: SessionWriter, record: TurnRecord) -> dict[str, Any]:
         """Go on with a turn whose process died, from its durable prefix."""
         failpoints.hit("turn.before_resume")
-        claim.take_over(record)
+        given_up = record.crash_resumes >= MAX_CRASH_RESUMES
+        claim.take_over(record, to_go_on=not given_up)
         failpoints.hit("turn.resumed")
         self.journal.attach(claim)
         messages = self._stored_history()
         start = next((i for i, row in enumerate(messages) if row.get("_seq") == record.user_seq), len(messages))
         turn = self._turn(messages, start, "", None)
+        self._store_prompt(claim)
         _log.info("turn.resumed", session_id=self.session_id, turn_id=record.id, crashes=record.crash_resumes + 1)
-        if record.crash_resumes >= MAX_CRASH_RESUMES:
+        if given_up:
             exit_: Exit | None = results.failed(
                 "poison", FailureReason.POISON, f"The turn was given up after {record.crash_resumes} crashes."
             )

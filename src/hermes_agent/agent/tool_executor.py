@@ -345,7 +345,7 @@ class _Run:
         if record.state is CallState.STARTED and record.effect not in (Effect.PURE, Effect.IDEMPOTENT):
             text = (
                 f"[interrupted: {slot.name} was started and the process ended before its result was known. "
-                "It may have taken effect: inspect before repeating it]"
+                "It may have taken effect, or still be running: inspect before repeating it]"
             )
             return _Outcome(text, state=CallState.UNKNOWN, disposition="unknown", ran=False)
         return None

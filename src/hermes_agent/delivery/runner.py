@@ -41,6 +41,8 @@ class SessionFields:
     source: str = "cli"
     model: str | None = None
     cwd: str | None = None
+    model_config: dict[str, Any] | None = None
+    """Where the model is, if the session shall remember it."""
 
 
 @dataclass(slots=True)
@@ -105,7 +107,13 @@ class Runner:
 
     def _claim(self) -> SessionWriter:
         fields = self._fields
-        return self._db.claim(self._session_id, source=fields.source, model=fields.model, cwd=fields.cwd)
+        return self._db.claim(
+            self._session_id,
+            source=fields.source,
+            model=fields.model,
+            cwd=fields.cwd,
+            model_config=fields.model_config,
+        )
 
     def _wait_in_line(self, text: str, why: str) -> TurnRecord:
         failpoints.hit("runner.before_accept")

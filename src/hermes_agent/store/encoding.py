@@ -8,11 +8,12 @@ from typing import Any, cast
 import msgspec
 
 WIRE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
-"""What is sent to a model, in this order; every other key is stored beside it."""
+"""What is sent to a model; every other key is stored beside it."""
 
 _OWN_COLUMNS = frozenset(("timestamp",))
 _REPLACEMENT = "\ufffd"
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode_any_keys = msgspec.json.Encoder().encode
 
 
 def clean_text(text: str) -> str:
@@ -32,19 +33,19 @@ def clean_text(text: str) -> str:
     return text
 
 
-def clean_json(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+def clean_json(value: Any) -> Any:
     """The same for every string inside a JSON value; clean parts are returned as they are."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, list):
         items = cast("list[Any]", value)
         cleaned = [clean_json(item) for item in items]
-        return value if all(a is b for a, b in zip(cleaned, items, strict=True)) else cleaned
+        return items if all(a is b for a, b in zip(cleaned, items, strict=True)) else cleaned
     if isinstance(value, dict):
         fields = cast("dict[Any, Any]", value)
         new = {clean_json(key): clean_json(item) for key, item in fields.items()}
         same = all(a is b for a, b in zip(new.values(), fields.values(), strict=False)) and new.keys() == fields.keys()
-        return value if same else new
+        return fields if same else new
     return value
 
 
@@ -59,8 +60,19 @@ def split(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return wire, extra
 
 
+def searchable(role: str, content: Any) -> str:
+    """What the search index shall find of a message, "" for nothing: just what SQLite finds in the stored row."""
+    if role == "system" or not content:
+        return ""
+    if isinstance(content, str):
+        return clean_text(content)
+    if isinstance(content, (list, dict)):
+        return encode({"": content})[4:-1].decode()
+    return ""
+
+
 def encode(value: Mapping[str, Any]) -> bytes:
-    """Compact UTF-8 JSON, the same bytes for the same value; strings are cleaned where they must be.
+    """Compact UTF-8 JSON with sorted keys, the same bytes for the same value; strings are cleaned where they must be.
 
     Raises `TypeError` naming the key of a value that JSON cannot hold.
     """
@@ -68,11 +80,14 @@ def encode(value: Mapping[str, Any]) -> bytes:
         encoded = _encode(value)
     except (UnicodeEncodeError, msgspec.MsgspecError):
         return _encode(clean_json(dict(value)))
-    except TypeError as error:
-        for key, item in value.items():
-            try:
-                _encode(item)
-            except (TypeError, UnicodeEncodeError):
-                raise TypeError(f"the value of {key!r} cannot be stored as JSON: {error}") from error
-        raise
+    except (TypeError, RecursionError):
+        return _encode({key: _plain(key, item) for key, item in value.items()})
     return _encode(clean_json(dict(value))) if b"\\u0000" in encoded else encoded
+
+
+def _plain(key: str, value: Any) -> Any:
+    """`value` in JSON's own types: keys that are no strings become some."""
+    try:
+        return msgspec.json.decode(_encode_any_keys(clean_json(value)))
+    except (TypeError, UnicodeEncodeError, RecursionError, msgspec.MsgspecError) as error:
+        raise TypeError(f"the value of {key!r} cannot be stored as JSON: {error}") from error

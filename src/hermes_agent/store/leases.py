@@ -8,6 +8,7 @@ id, so a step of the wall clock neither steals nor freezes a lease.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import apsw
 
@@ -30,10 +31,9 @@ class Holder:
 
     def is_live(self) -> bool:
         """Whether the holder may still write: its process runs, or cannot be seen and has time left."""
-        alive = processes.is_alive(self.owner)
-        if alive is None:
-            return self.boot_id == processes.boot_id() and processes.boot_seconds() < self.expires
-        return alive and processes.boot_seconds() < self.expires
+        if self.boot_id != processes.boot_id() or processes.boot_seconds() >= self.expires:
+            return False
+        return processes.is_alive(self.owner) is not False
 
 
 def holder(conn: apsw.Connection, session_key: int) -> Holder | None:
@@ -41,7 +41,7 @@ def holder(conn: apsw.Connection, session_key: int) -> Holder | None:
     for values in conn.execute(
         "SELECT fence, owner, boot_id, expires FROM session_leases WHERE session_key = ?", (session_key,)
     ):
-        return Holder(*values)
+        return Holder(*cast("tuple[int, str, str, float]", values))
     return None
 
 
@@ -49,18 +49,15 @@ def refuse_if_held(conn: apsw.Connection, session_key: int, session_id: str) -> 
     """Raise `SessionBusy` while somebody's lease on the session is good."""
     found = holder(conn, session_key)
     if found is not None and found.is_live():
-        pid = found.owner.split("|")[2]
+        pid = processes.pid_of(found.owner)
         raise errors.SessionBusy(f"session {session_id} is in use by process {pid}: a turn is running there")
 
 
 def acquire(conn: apsw.Connection, session_key: int, session_id: str) -> int:
     """Take the session's lease and return its new fence; raises `SessionBusy`."""
     refuse_if_held(conn, session_key, session_id)
-    fence = 0
-    for (value,) in conn.execute(
-        "UPDATE sessions SET fence = fence + 1 WHERE key = ? RETURNING fence", (session_key,)
-    ).fetchall():
-        fence = value
+    rows = conn.execute("UPDATE sessions SET fence = fence + 1 WHERE key = ? RETURNING fence", (session_key,))
+    fence = cast("int", rows.fetchall()[0][0])
     conn.execute(
         "INSERT OR REPLACE INTO session_leases VALUES (?, ?, ?, ?, ?)",
         (session_key, fence, processes.identity(), processes.boot_id(), processes.boot_seconds() + TTL),
@@ -69,7 +66,7 @@ def acquire(conn: apsw.Connection, session_key: int, session_id: str) -> int:
 
 
 def renew(conn: apsw.Connection, session_key: int, fence: int) -> None:
-    """Extend the lease; raises `StaleLease` when it is not ours any more."""
+    """Extend the lease, expired or not; raises `StaleLease` when somebody else has taken it."""
     conn.execute(
         "UPDATE session_leases SET expires = ? WHERE session_key = ? AND fence = ?",
         (processes.boot_seconds() + TTL, session_key, fence),

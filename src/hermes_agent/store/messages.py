@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
 import apsw
 import msgspec
@@ -15,15 +15,23 @@ from hermes_agent import errors
 
 SEQ_BITS = 24
 MAX_SEQ = (1 << SEQ_BITS) - 1
-"""Rows one session can hold."""
+"""Rows, and events, that one session can hold."""
+BLOCK = 64
+"""Rows under one seal."""
 
 _decode = msgspec.json.Decoder().decode
+_pack = struct.Struct("<16sqdI").pack
+_sha256 = hashlib.sha256
 _INSERT = "INSERT INTO messages (id, role, wire, extra, timestamp, turn_key, hash) VALUES (?, ?, ?, ?, ?, ?, ?)"
-_INDEX = "INSERT INTO messages_fts (rowid, content) SELECT id, content FROM messages WHERE id = ?"
+_INDEX = "INSERT INTO messages_fts (rowid, content) VALUES (?, ?)"
+_RANGE = "FROM messages WHERE id > ? AND id <= ? ORDER BY id"
+_RAW = f"SELECT CAST(wire AS BLOB), CAST(extra AS BLOB), timestamp, active {_RANGE}"
+
+_Raw = tuple[bytes, bytes | None, float, int]
+"""A row as the seals and links see it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One message on its way into the store.
 
     `wire` is the JSON of what is sent to a model, `extra` the JSON of what is stored
@@ -37,8 +45,7 @@ class Row:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A row with its number in the session and its link in the chain."""
 
     row: Row
@@ -51,15 +58,16 @@ def row_id(session_key: int, seq: int) -> int:
     return (session_key << SEQ_BITS) | seq
 
 
+# -- writing ---------------------------------------------------------------------
+
+
 def link(previous: bytes, seq: int, row: Row) -> bytes:
     """The chain value of a row: 16 bytes over the previous value and all that is stored of it."""
-    digest = hashlib.blake2b(previous, digest_size=16)
-    digest.update(struct.pack("<qd", seq, row.timestamp))
-    digest.update(row.wire)
-    digest.update(b"\0")
-    if row.extra:
-        digest.update(row.extra)
-    return digest.digest()
+    return _link(previous, seq, row.wire, row.extra, row.timestamp)
+
+
+def _link(previous: bytes, seq: int, wire: bytes, extra: bytes | None, timestamp: float) -> bytes:
+    return _sha256(_pack(previous, seq, timestamp, len(wire)) + wire + (extra or b"")).digest()[:16]
 
 
 def place(rows: Sequence[Row], last_seq: int, head: bytes) -> list[Placed]:
@@ -73,7 +81,7 @@ def place(rows: Sequence[Row], last_seq: int, head: bytes) -> list[Placed]:
     return placed
 
 
-def insert(conn: apsw.Connection, session_key: int, placed: Iterable[Placed], turn_key: int | None) -> None:
+def insert(conn: apsw.Connection, session_key: int, placed: Sequence[Placed], turn_key: int | None) -> None:
     """Store placed rows and index what can be searched; part of the caller's transaction."""
     for item in placed:
         row = item.row
@@ -81,11 +89,44 @@ def insert(conn: apsw.Connection, session_key: int, placed: Iterable[Placed], tu
         extra = None if row.extra is None else row.extra.decode()
         conn.execute(_INSERT, (key, row.role, row.wire.decode(), extra, row.timestamp, turn_key, item.hash))
         if row.text:
-            conn.execute(_INDEX, (key,))
+            conn.execute(_INDEX, (key, row.text))
+        if item.seq % BLOCK == 0:
+            _seal(conn, session_key, item)
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+def _seal(conn: apsw.Connection, session_key: int, last: Placed) -> None:
+    """Seal the block that `last` completes; one whose rows do not fit their chain gets no seal."""
+    start = last.seq - BLOCK
+    chain = first = (hash_of(conn, session_key, start) or b"") if start else b""
+    block = _block(conn.execute(_RAW, (row_id(session_key, start), row_id(session_key, last.seq))))
+    try:
+        for seq, (wire, extra, timestamp, _) in enumerate(block, start + 1):
+            chain = _link(chain, seq, wire, extra, timestamp)
+        digest = _digest(first, block, chain)
+    except (TypeError, struct.error):
+        return
+    if chain == last.hash and len(block) == BLOCK:
+        conn.execute("INSERT INTO seals VALUES (?, ?, ?)", (row_id(session_key, last.seq), chain, digest))
+
+
+def _block(rows: Iterator[Any]) -> list[_Raw]:
+    return list(islice(rows, BLOCK))
+
+
+def _digest(first: bytes, block: list[_Raw], chain: bytes) -> bytes:
+    """One hash over a block of rows, between the chain values before and after it."""
+    wires, extras, times, _ = zip(*block, strict=True)
+    count = len(block)
+    sizes = struct.pack(
+        f"<{count}d{count}I{count}I", *times, *map(len, wires), *[len(extra) if extra else 0 for extra in extras]
+    )
+    return _sha256(b"".join((first, chain, sizes, *wires, *filter(None, extras)))).digest()
+
+
+# -- reading ---------------------------------------------------------------------
+
+
+class Stored(NamedTuple):
     """A row as it was read back."""
 
     id: int
@@ -103,62 +144,104 @@ class Stored:
 
     def fields(self) -> dict[str, Any]:
         """The row as one dict: what is sent and what is stored beside it."""
-        fields: dict[str, Any] = _decode(self.wire)
-        if self.extra is not None:
-            fields.update(_decode(self.extra))
-        fields["timestamp"] = self.timestamp
+        try:
+            fields: dict[str, Any] = _decode(self.wire)
+            if self.extra is not None:
+                fields.update(_decode(self.extra))
+            fields["timestamp"] = self.timestamp
+        except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
+            raise errors.StoreDamaged(_broken_chain(self.seq)) from error
         return fields
 
 
-_SELECT = "SELECT id, role, wire, extra, timestamp, turn_key, active, compacted FROM messages"
+_SELECT = "SELECT id, role, wire, extra, timestamp, turn_key, active, compacted"
 
 
 def select(conn: apsw.Connection, session_key: int, *, after: int = 0, until: int = MAX_SEQ) -> Iterator[Stored]:
     """A session's rows `after` < seq <= `until`, in order, whatever their marks."""
     bounds = (row_id(session_key, after), row_id(session_key, until))
-    for values in conn.execute(f"{_SELECT} WHERE id > ? AND id <= ? ORDER BY id", bounds):
-        yield Stored(*values)
+    for values in conn.execute(f"{_SELECT} {_RANGE}", bounds):
+        yield _stored(values)
 
 
 def newest(conn: apsw.Connection, session_key: int, limit: int) -> list[Stored]:
     """The last `limit` rows of a session, in order."""
     bounds = (row_id(session_key, 0), row_id(session_key, MAX_SEQ), limit)
-    rows = conn.execute(f"{_SELECT} WHERE id > ? AND id <= ? ORDER BY id DESC LIMIT ?", bounds)
-    return [Stored(*values) for values in rows][::-1]
+    return [_stored(values) for values in conn.execute(f"{_SELECT} {_RANGE} DESC LIMIT ?", bounds)][::-1]
 
 
-def conversation(conn: apsw.Connection, session_key: int, head: bytes) -> list[dict[str, Any]]:
-    """A session's active rows as dicts with `_db_persisted` and `_seq`, after checking the whole chain.
+def _stored(values: tuple[Any, ...]) -> Stored:
+    return Stored(*values)
 
-    Raises `StoreDamaged` when a row was changed, removed or added outside this program.
+
+def conversation(
+    conn: apsw.Connection, session_key: int, *, last_seq: int, head: bytes, active: int
+) -> list[dict[str, Any]]:
+    """A session's active rows as dicts with `_db_persisted` and `_seq`, after checking each against the chain.
+
+    The session says that it ends at row `last_seq` with chain value `head`, and how many
+    rows are active. Raises `StoreDamaged` when a row was changed, removed or added
+    outside this program.
     """
     bounds = (row_id(session_key, 0), row_id(session_key, MAX_SEQ))
-    rows = conn.execute(
-        "SELECT id, wire, extra, timestamp, active, hash FROM messages WHERE id > ? AND id <= ? ORDER BY id", bounds
-    )
-    base, chain, expected = bounds[0], b"", 0
+    seals = {
+        cast("int", key) & MAX_SEQ: (cast("bytes", chain), cast("bytes", digest))
+        for key, chain, digest in conn.execute("SELECT id, chain, digest FROM seals WHERE id > ? AND id <= ?", bounds)
+    }
+    rows = conn.execute(_RAW, bounds)
+    seq, chain = 0, b""
     found: list[dict[str, Any]] = []
-    pack, blake2b, decode, append = struct.Struct("<qd").pack, hashlib.blake2b, _decode, found.append
-    for key, wire, extra, timestamp, active, stored in rows:
-        expected += 1
-        digest = blake2b(chain, digest_size=16)
-        digest.update(pack(expected, timestamp) + wire.encode() + b"\0")
-        if extra is not None:
-            digest.update(extra.encode())
-        chain = digest.digest()
-        if chain != stored or key != base + expected:
-            raise errors.StoreDamaged(_broken_chain(expected))
-        if active:
-            fields = decode(wire)
-            if extra is not None:
-                fields.update(decode(extra))
-            fields["timestamp"] = timestamp
-            fields["_db_persisted"] = True
-            fields["_seq"] = expected
-            append(fields)
-    if chain != head:
-        raise errors.StoreDamaged(_broken_chain(expected + 1))
+    decode, append = _decode, found.append
+    while block := _block(rows):
+        chain = _verify(conn, session_key, seq, chain, block, seals.get(seq + BLOCK))
+        for wire, extra, timestamp, mark in block:
+            seq += 1
+            if mark:
+                fields: dict[str, Any] = decode(wire)
+                if extra is not None:
+                    fields.update(decode(extra))
+                fields["timestamp"] = timestamp
+                fields["_db_persisted"] = True
+                fields["_seq"] = seq
+                append(fields)
+    if seq != last_seq or chain != head:
+        raise errors.StoreDamaged(_broken_chain(min(seq, last_seq) + 1 if seq != last_seq else seq))
+    if len(found) != active:
+        raise errors.StoreDamaged(
+            f"{len(found)} rows of this session are marked as active, there were {active}: "
+            "the store was damaged or edited outside hermes; restore a backup of state.db or start a new session"
+        )
     return found
+
+
+def _verify(
+    conn: apsw.Connection,
+    session_key: int,
+    seq: int,
+    chain: bytes,
+    block: list[_Raw],
+    seal: tuple[bytes, bytes] | None,
+) -> bytes:
+    """The chain value behind the block that follows row `seq`; by its seal, or else row by row.
+
+    Raises `StoreDamaged` naming the first row that does not fit.
+    """
+    try:
+        if seal is not None and len(block) == BLOCK and _digest(chain, block, seal[0]) == seal[1]:
+            return seal[0]
+    except (TypeError, struct.error):
+        pass
+    bounds = (row_id(session_key, seq), row_id(session_key, MAX_SEQ), len(block))
+    hashes = conn.execute(f"SELECT id, hash {_RANGE} LIMIT ?", bounds).fetchall()
+    for (key, stored), (wire, extra, timestamp, _) in zip(hashes, block, strict=True):
+        seq += 1
+        try:
+            chain = _link(chain, seq, wire, extra, timestamp)
+        except (TypeError, struct.error):
+            chain = b""
+        if chain != stored or key != row_id(session_key, seq):
+            raise errors.StoreDamaged(_broken_chain(seq))
+    return chain
 
 
 def _broken_chain(seq: int) -> str:
@@ -171,14 +254,5 @@ def _broken_chain(seq: int) -> str:
 def hash_of(conn: apsw.Connection, session_key: int, seq: int) -> bytes | None:
     """The chain value of one row, None when it does not exist."""
     for (value,) in conn.execute("SELECT hash FROM messages WHERE id = ?", (row_id(session_key, seq),)):
-        return value
+        return cast("bytes", value)
     return None
-
-
-def text_of(content: Any) -> str:  # noqa: ANN401 - any JSON value a provider or plugin put there
-    """What the search index shall find of a message's content."""
-    if isinstance(content, str):
-        return content
-    return "x" if content else ""
-
-

@@ -19,8 +19,11 @@ from hermes_agent.version import VERSION
 
 APPLICATION_ID = 0x484D5331
 """SQLite header field that says the file is ours ("HMS1")."""
+STORE_ID = "SELECT value FROM state_meta WHERE key = 'store_id'"
 
 _HERE = Path(__file__).parent
+_PATIENCE = 60.0
+"""Seconds that making or upgrading a file waits for another process that does the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,46 +48,17 @@ SCHEMA_VERSION = 1
 """The version that `schema.sql` makes; equal to the last migration's (a test holds them together)."""
 
 
-def prepare(
-    conn: apsw.Connection, path: Path, *, steps: list[Migration] | None = None, version: int = SCHEMA_VERSION
-) -> None:
-    """Bring the file to `version`; takes no lock and writes nothing when it is there already.
+def examine(conn: apsw.Connection, path: Path, *, version: int = SCHEMA_VERSION) -> int:
+    """The file's schema version, 0 when it is empty; only reads.
 
-    Raises `StoreForeign` for another program's or a newer file.
+    Raises `StoreForeign` for another program's file or one that is newer than `version`.
     """
-    found = _version(conn, path)
-    if found == version:
-        return
-    if found > version:
-        raise errors.StoreForeign(_too_new(conn, path))
-    if found == 0:
-        _create(conn, version)
-        return
-    pending = [step for step in (steps if steps is not None else migrations()) if step.version > found]
-    _backup(conn, path, found)
-    for step in pending:
-        _apply(conn, step)
-
-
-def check_ours(conn: apsw.Connection, path: Path) -> None:
-    """Refuse to read a file that is not a store of this version or an older one of ours."""
-    found = _version(conn, path)
-    if found > SCHEMA_VERSION:
-        raise errors.StoreForeign(_too_new(conn, path))
-    if found < SCHEMA_VERSION:
-        raise errors.StoreForeign(f"{path} has the older schema {found}; open it once for writing to upgrade it")
-
-
-def _scalar(conn: apsw.Connection, sql: str) -> int:
-    for row in conn.execute(sql):
-        return int(row[0])
-    return 0
-
-
-def _version(conn: apsw.Connection, path: Path) -> int:
     application = _scalar(conn, "PRAGMA application_id")
     if application == APPLICATION_ID:
-        return _scalar(conn, "PRAGMA user_version")
+        found = _scalar(conn, "PRAGMA user_version")
+        if found > version:
+            raise errors.StoreForeign(_too_new(conn, path))
+        return found
     if application == 0 and _scalar(conn, "SELECT count(*) FROM sqlite_schema") == 0:
         return 0
     raise errors.StoreForeign(
@@ -93,40 +67,117 @@ def _version(conn: apsw.Connection, path: Path) -> int:
     )
 
 
+def refuse_older(path: Path, found: int) -> None:
+    """Refuse to read a file of ours that has not been upgraded."""
+    if found < SCHEMA_VERSION:
+        raise errors.StoreForeign(f"{path} has the older schema {found}; open it once for writing to upgrade it")
+
+
+def prepare(
+    conn: apsw.Connection, path: Path, *, steps: list[Migration] | None = None, version: int = SCHEMA_VERSION
+) -> None:
+    """Bring the file to `version`; takes no lock and writes nothing when it is there already.
+
+    Raises `StoreForeign` for another program's or a newer file.
+    """
+    found = examine(conn, path, version=version)
+    if found == 0:
+        _create(conn, path, version)
+    elif found < version:
+        for step in steps if steps is not None else migrations():
+            if found < step.version <= version:
+                _apply(conn, path, step)
+        if examine(conn, path, version=version) != version:
+            raise errors.StoreError(f"there is no migration of {path} from schema {found} to {version}")
+    _use_log(conn, path)
+
+
+def _scalar(conn: apsw.Connection, sql: str) -> int:
+    for row in conn.execute(sql):
+        return int(str(row[0]))
+    return 0
+
+
 def _too_new(conn: apsw.Connection, path: Path) -> str:
     needs = "a newer version"
-    for row in conn.execute("SELECT value FROM state_meta WHERE key = 'written_by'"):
-        needs = f"version {row[0]} or newer"
+    try:
+        for row in conn.execute("SELECT value FROM state_meta WHERE key = 'written_by'"):
+            needs = f"version {row[0]} or newer"
+    except apsw.SQLError:
+        pass  # a schema we do not know need not have that table
     return f"{path} was written by a newer hermes; it needs {needs}, this is {VERSION}"
 
 
-def _create(conn: apsw.Connection, version: int) -> None:
+def _use_log(conn: apsw.Connection, path: Path) -> None:
+    """Switch to the write-ahead log, if a tool switched it off or the file is new."""
+    if _journal_mode(conn, "") != "wal" and _journal_mode(conn, "=WAL") != "wal":
+        raise errors.StoreUnsafePlace(f"no write-ahead log can be kept beside {path}")
+
+
+def _journal_mode(conn: apsw.Connection, change: str) -> str:
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return next(str(row[0]) for row in conn.execute(f"PRAGMA journal_mode{change}"))
+        except apsw.BusyError:
+            # the switch does not wait by itself for another process that makes it too
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _begin(conn: apsw.Connection) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            conn.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return
+
+
+def _create(conn: apsw.Connection, path: Path, version: int) -> None:
     schema = (_HERE / "schema.sql").read_text(encoding="utf-8")
-    conn.execute("PRAGMA journal_mode=WAL")
-    conn.execute("BEGIN IMMEDIATE")
+    _use_log(conn, path)
+    _begin(conn)
     try:
         # another process may have made the schema while we waited for the lock
-        if _scalar(conn, "PRAGMA user_version") == 0:
-            conn.execute(schema)
+        if examine(conn, path, version=version) == 0:
+            _run(conn, schema)
             _record(conn, Migration(version, "schema", ""))
             conn.execute("INSERT INTO state_meta VALUES ('store_id', ?)", (secrets.token_hex(16),))
             conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
         conn.execute("COMMIT")
     except BaseException:
-        conn.execute("ROLLBACK")
+        if conn.in_transaction:  # a full disk has rolled it back already
+            conn.execute("ROLLBACK")
         raise
+    # the file's own header now says that there is a log, and is synced
+    _run(conn, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
-def _apply(conn: apsw.Connection, step: Migration) -> None:
-    conn.execute("BEGIN IMMEDIATE")
+def _apply(conn: apsw.Connection, path: Path, step: Migration) -> None:
+    """Run one step, unless another process did while we waited for the lock."""
+    _begin(conn)
     try:
-        if _scalar(conn, "PRAGMA user_version") < step.version:
-            conn.execute(step.sql)
+        found = _scalar(conn, "PRAGMA user_version")
+        if found < step.version:
+            _back_up(path, found)
+            _run(conn, step.sql)
             _record(conn, step)
         conn.execute("COMMIT")
     except BaseException:
-        conn.execute("ROLLBACK")
+        if conn.in_transaction:  # a full disk has rolled it back already
+            conn.execute("ROLLBACK")
         raise
+
+
+def _run(conn: apsw.Connection, sql: str) -> None:
+    """Run all statements to their end; one that returns rows would else stop at its first."""
+    for _ in conn.execute(sql):
+        pass
 
 
 def _record(conn: apsw.Connection, step: Migration) -> None:
@@ -135,18 +186,26 @@ def _record(conn: apsw.Connection, step: Migration) -> None:
     conn.execute(f"PRAGMA user_version={step.version}")
 
 
-def _backup(conn: apsw.Connection, path: Path, version: int) -> Path:
-    """Copy the file as it is now to `<name>.v<version>.backup`, durably."""
+def _back_up(path: Path, version: int) -> Path:
+    """Copy what is committed to `<name>.v<version>.backup`, durably; the caller holds the write lock."""
     target = path.with_name(f"{path.name}.v{version}.backup")
     partial = target.with_name(target.name + ".partial")
     partial.unlink(missing_ok=True)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    conn.execute("VACUUM INTO ?", (str(partial),))
-    for name in (partial, path.parent):
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    conn = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        conn.execute("VACUUM INTO ?", (str(partial),))
+    finally:
+        conn.close()
+    _sync(partial)
     partial.replace(target)
+    _sync(path.parent)
     return target
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -13,13 +13,15 @@ from functools import lru_cache
 from pathlib import Path
 
 _PROC = Path("/proc")
+_HIDDEN = "?"
+"""Stands for the start time of a process that is there but does not show itself to us."""
 
 
 def boot_seconds() -> float:
     """Seconds since the machine booted, sleep included; no wall-clock step moves it."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 @lru_cache(maxsize=1)
@@ -28,14 +30,24 @@ def boot_id() -> str:
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        import psutil  # noqa: PLC0415 - only where /proc is absent
+        return _boot_id_elsewhere()
 
+
+def _boot_id_elsewhere() -> str:
+    import subprocess  # noqa: PLC0415 - only where /proc is absent
+
+    import psutil  # noqa: PLC0415 - only where /proc is absent
+
+    try:
+        asked = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return str(int(psutil.boot_time()))
+    return asked.stdout.strip()
 
 
 def _namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return os.readlink(_PROC / "self/ns/pid")
     except OSError:
         return "-"
 
@@ -43,15 +55,24 @@ def _namespace() -> str:
 def _start_time(pid: int) -> str | None:
     """The start time of a running process, None when it is gone or a zombie."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except FileNotFoundError:
-        if _PROC.joinpath("self/stat").exists():
-            return None
-        return _start_time_psutil(pid)
+        stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[19]
+        if not _PROC.joinpath("self/stat").exists():
+            return _start_time_psutil(pid)
+        return _HIDDEN if _is_hidden(pid) else None
+    fields = stat.rpartition(b")")[2].split()
+    return None if fields[0] in {b"Z", b"X"} else fields[19].decode()
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether a process of another user is there although /proc does not list it."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _start_time_psutil(pid: int) -> str | None:
@@ -60,6 +81,8 @@ def _start_time_psutil(pid: int) -> str | None:
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except psutil.AccessDenied:
+        return _HIDDEN
     except psutil.Error:
         return None
 
@@ -78,9 +101,20 @@ def identity() -> str:
 
 def is_alive(owner: str) -> bool | None:
     """Whether the owner's process runs; None when that cannot be told from here."""
-    boot, namespace, pid, start = (*owner.split("|"), "", "", "", "")[:4]
+    boot, namespace, pid, start = _parts(owner)
     if boot != boot_id():
         return False
     if namespace != _namespace():
         return None
-    return pid.isdecimal() and _start_time(int(pid)) == start
+    found = _start_time(int(pid)) if pid.isdecimal() else None
+    return None if found == _HIDDEN else found is not None and found == start
+
+
+def pid_of(owner: str) -> str:
+    """The owner's process id, for people."""
+    return _parts(owner)[2]
+
+
+def _parts(owner: str) -> tuple[str, str, str, str]:
+    boot, namespace, pid, start = (*owner.split("|"), "", "", "", "")[:4]
+    return boot, namespace, pid, start

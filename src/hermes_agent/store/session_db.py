@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from hermes_agent import home
+import apsw
+
+from hermes_agent import errors, failpoints, home
 from hermes_agent.store import anchors, database, encoding, leases, messages, sessions, turns, writer
 from hermes_agent.store.database import StoreOptions
 from hermes_agent.store.writer import SessionWriter
-
-_WIRE_ARGUMENTS = ("tool_calls", "tool_call_id", "name")
 
 
 class SessionDB:
@@ -25,41 +26,65 @@ class SessionDB:
     """
 
     def __init__(
-        self, db_path: str | Path | None = None, read_only: bool = False, *, options: StoreOptions | None = None  # noqa: FBT001, FBT002 - the published signature
+        self, db_path: str | Path | None = None, read_only: bool = False, *, options: StoreOptions | None = None
     ) -> None:
         self.db_path = Path(db_path) if db_path is not None else home.hermes_home() / "state.db"
-        self._database = database.open_database(self.db_path, options, read_only=read_only)
-        self._anchors = anchors.Anchors(self.db_path.with_name(self.db_path.name + "-anchors"))
         self._closed = False
+        self._open = database.open_database(self.db_path, options, read_only=read_only)
+        path = self._open.path
+        self._anchors = anchors.Anchors(
+            path.with_name(path.name + "-anchors"),
+            self._open.store_id,
+            synced=self._open.options.synchronous == "FULL",
+        )
+        self._appender = writer.Appender(self._open, self._anchors)
 
     def close(self) -> None:
         """Drop this handle; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._anchors.close()
-            self._database.close()
+            self._open.close()
 
-    def __enter__(self) -> SessionDB:
+    @property
+    def _database(self) -> database.Database:
+        self._check_open()
+        return self._open
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.StoreError("this handle on the store is closed")
+
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
     def commits(self) -> int:
         """Transactions committed by this process on this file."""
-        return self._database.commits
+        return self._open.commits
 
     # -- sessions -----------------------------------------------------------
 
-    def create_session(self, session_id: str, source: str = "unknown", **fields: Any) -> str:  # noqa: ANN401 - column values
+    def create_session(self, session_id: str, source: str = "unknown", **fields: Any) -> str:
         """Make the session or fill in fields that are not set yet; returns its id.
 
         Fields: model, model_config, system_prompt, parent_session_id, user_id, cwd, title.
         """
-        if not session_id or not encoding.clean_text(session_id).isprintable():
-            raise ValueError("a session id is a non-empty string of visible characters")
-        self._database.write(lambda conn: sessions.ensure(conn, session_id, source, fields))
+        _check_id(session_id)
+
+        def work(conn: apsw.Connection) -> int:
+            is_new = sessions.head(conn, session_id) is None
+            sessions.ensure(conn, session_id, source, fields)
+            return sessions.known(conn, session_id).key if is_new else 0
+
+        made = self._database.write(work)
+        if made:
+            self._anchors.forget(made)
         return session_id
 
     def get_session(self, session_id: str) -> dict[str, Any] | None:
@@ -83,7 +108,7 @@ class SessionDB:
 
     # -- messages -----------------------------------------------------------
 
-    def append_message(self, session_id: str, role: str, content: Any = None, **fields: Any) -> int:  # noqa: ANN401 - any JSON content
+    def append_message(self, session_id: str, role: str, content: Any = None, **fields: Any) -> int:
         """Append one message to a session no turn runs on; returns its row id once it is durable.
 
         Fields: tool_calls, tool_call_id, tool_name, name, timestamp and anything else that
@@ -100,7 +125,8 @@ class SessionDB:
 
     def append_rows(self, session_id: str, rows: Sequence[messages.Row]) -> list[int]:
         """The same for rows that are encoded already."""
-        return writer.append_unleased(self._database, self._anchors, session_id, rows)
+        self._check_open()
+        return self._appender.append(session_id, rows)
 
     def message_count(self, session_id: str) -> int:
         """How many messages the session holds."""
@@ -111,10 +137,10 @@ class SessionDB:
         key = self._head(session_id).key
         until = messages.MAX_SEQ if limit is None else min(offset + limit, messages.MAX_SEQ)
 
-        def work(conn: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - the driver's connection stays inside the store
+        def work(conn: apsw.Connection) -> list[dict[str, Any]]:
             return [
                 {
-                    "id": row.id, "seq": row.seq, "session_id": session_id, **row.fields(),
+                    **row.fields(), "id": row.id, "seq": row.seq, "session_id": session_id,
                     "active": row.active, "compacted": row.compacted,
                 }
                 for row in messages.select(conn, key, after=offset, until=until)
@@ -128,16 +154,25 @@ class SessionDB:
         The row on which a turn ended without an answer carries why in `_turn_outcome`.
         Raises `StoreDamaged` when rows were changed or are missing.
         """
+        # read first: others write on, so what is read later is never behind it
+        anchored = self._anchors.read(self._head(session_id).key)
 
-        def work(conn: Any) -> tuple[sessions.Head, list[dict[str, Any]], dict[int, str], bytes | None]:  # noqa: ANN401
+        def work(
+            conn: apsw.Connection,
+        ) -> tuple[sessions.Head, list[dict[str, Any]], dict[int, str], bytes | None]:
             head = sessions.known(conn, session_id)
-            rows = messages.conversation(conn, head.key, head.head)
-            anchored = self._anchors.read(head.key)
+            rows = messages.conversation(
+                conn,
+                head.key,
+                last_seq=head.last_seq,
+                head=head.head,
+                active=sessions.active_rows(conn, head.key),
+            )
             hash_at = messages.hash_of(conn, head.key, anchored[0]) if anchored else None
             return head, rows, turns.outcomes(conn, head.key), hash_at
 
         head, rows, outcomes, hash_at = self._database.read(work)
-        self._anchors.check(head.key, session_id, head.last_seq, hash_at)
+        self._anchors.check(head.key, session_id, head.last_seq, anchored, hash_at)
         for row in rows if outcomes else ():
             if row["_seq"] in outcomes:
                 row["_turn_outcome"] = outcomes[row["_seq"]]
@@ -145,35 +180,46 @@ class SessionDB:
 
     # -- turns --------------------------------------------------------------
 
-    def claim(self, session_id: str, *, wait: float = 0.0, **create: Any) -> SessionWriter:  # noqa: ANN401 - column values
+    def claim(self, session_id: str, *, wait: float = 0.0, **create: Any) -> SessionWriter:
         """Take the session's lease; with `source=…` and fields the session is made when it is missing.
 
         Waits up to `wait` seconds for another owner. Raises `SessionBusy`, or
         `UnknownSession` when nothing says how to make it.
         """
+        if "source" in create:
+            _check_id(session_id)
 
-        def work(conn: Any) -> sessions.Head:  # noqa: ANN401 - the driver's connection stays inside the store
+        def work(conn: apsw.Connection) -> tuple[sessions.Head, bool]:
+            found = sessions.head(conn, session_id)
             if "source" in create:
                 sessions.ensure(conn, session_id, create["source"], create)
             head = sessions.known(conn, session_id)
             leases.acquire(conn, head.key, session_id)
-            return sessions.known(conn, session_id)
+            if found is not None:
+                self._anchors.check_end(head.key, session_id, head.last_seq)
+            return sessions.known(conn, session_id), found is None
 
         deadline = time.monotonic() + wait
         while True:
             try:
-                head = self._database.write(work, durable=False)
+                head, is_new = self._database.write(work, durable=False)
+                failpoints.hit("lease.acquired")
                 break
-            except leases.errors.SessionBusy:
+            except errors.SessionBusy:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
+        if is_new:
+            self._anchors.forget(head.key)
         return SessionWriter(self._database, self._anchors, head)
 
     def accept_turn(self, session_id: str, text: str) -> turns.TurnRecord:
         """Store, durably, a message that waits until the session is free."""
-        key = self._head(session_id).key
-        return self._database.write(lambda conn: turns.accept(conn, key, text))
+        key, turn_id = self._head(session_id).key, turns.new_turn_id()
+        return self._database.write(
+            lambda conn: turns.accept(conn, key, text, turn_id),
+            landed=lambda conn: turns.find(conn, turn_id) is not None,
+        )
 
     def withdraw_turn(self, turn: turns.TurnRecord, reason: str) -> None:
         """Cancel a message that still waits; a turn that has begun is left alone."""
@@ -192,6 +238,11 @@ class SessionDB:
         return self._database.read(lambda conn: sessions.known(conn, session_id))
 
 
+def _check_id(session_id: str) -> None:
+    if not session_id.isprintable() or not session_id.strip():
+        raise ValueError("a session id is a non-empty string of visible characters")
+
+
 def encode_row(row: Mapping[str, Any]) -> messages.Row:
     """A message dict as a row of the store; `timestamp` is filled in when it is missing.
 
@@ -201,7 +252,22 @@ def encode_row(row: Mapping[str, Any]) -> messages.Row:
     if not isinstance(role, str) or not role:
         raise TypeError("a message needs a role")
     wire, extra = encoding.split(row)
-    timestamp = float(row.get("timestamp") or time.time())
-    content = row.get("content")
-    text = "" if role == "system" else messages.text_of(content)
-    return messages.Row(role, encoding.encode(wire), encoding.encode(extra) if extra else None, timestamp, text)
+    return messages.Row(
+        encoding.clean_text(role),
+        encoding.encode(wire),
+        encoding.encode(extra) if extra else None,
+        _timestamp(row.get("timestamp")),
+        encoding.searchable(role, row.get("content")),
+    )
+
+
+def _timestamp(value: Any) -> float:
+    if not value:
+        return time.time()
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise TypeError(f"a timestamp is a number of seconds, not {value!r}")
+    return seconds

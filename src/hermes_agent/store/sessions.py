@@ -6,19 +6,18 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import apsw
 
 from hermes_agent import errors
+from hermes_agent.store import encoding
 
 _FIELDS = ("source", "model", "model_config", "system_prompt_hash", "parent_session_id", "user_id", "cwd", "title")
 MAX_TITLE = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """Where a session stands: what the next write must continue from."""
 
     key: int
@@ -32,10 +31,18 @@ class Head:
 def head(conn: apsw.Connection, session_id: str) -> Head | None:
     """The head of a session, None when there is no such session."""
     for values in conn.execute(
-        "SELECT key, id, fence, last_seq, last_event, head FROM sessions WHERE id = ?", (session_id,)
+        "SELECT key, id, fence, last_seq, last_event, head FROM sessions WHERE id = ?",
+        (encoding.clean_text(session_id),),
     ):
-        return Head(*values)
+        return Head(*cast("tuple[int, str, int, int, int, bytes]", values))
     return None
+
+
+def active_rows(conn: apsw.Connection, session_key: int) -> int:
+    """How many of the session's rows are active, as its own row says."""
+    for (count,) in conn.execute("SELECT message_count FROM sessions WHERE key = ?", (session_key,)):
+        return cast("int", count)
+    return 0
 
 
 def known(conn: apsw.Connection, session_id: str) -> Head:
@@ -48,13 +55,13 @@ def known(conn: apsw.Connection, session_id: str) -> Head:
 
 def ensure(conn: apsw.Connection, session_id: str, source: str, fields: Mapping[str, Any]) -> None:
     """Make the session, or fill in what is not set yet; a value that is set stays."""
-    values = {key: fields.get(key) for key in _FIELDS if key != "source"}
-    if isinstance(values["model_config"], dict):
-        values["model_config"] = json.dumps(values["model_config"], ensure_ascii=False, sort_keys=True)
+    values = {key: _text(fields.get(key)) for key in _FIELDS if key != "source"}
+    values["title"] = _title(str(fields.get("title") or "")) or None
     if fields.get("system_prompt"):
         values["system_prompt_hash"] = store_prompt(conn, str(fields["system_prompt"]))
     now = time.time()
-    conn.execute(
+    _execute_titled(
+        conn,
         "INSERT INTO sessions (id, source, started_at, last_active, model, model_config, system_prompt_hash,"
         " parent_session_id, user_id, cwd, title)"
         " VALUES (:id, :source, :now, :now, :model, :model_config, :system_prompt_hash, :parent_session_id,"
@@ -67,31 +74,55 @@ def ensure(conn: apsw.Connection, session_id: str, source: str, fields: Mapping[
         " parent_session_id = coalesce(parent_session_id, excluded.parent_session_id),"
         " user_id = coalesce(user_id, excluded.user_id), cwd = coalesce(cwd, excluded.cwd),"
         " title = coalesce(title, excluded.title)",
-        {"id": session_id, "source": source, "now": now, **values},
+        {"id": session_id, "source": _text(source), "now": now, **values},
     )
+
+
+def _text(value: Any) -> Any:
+    """A column's value as it can be stored: clean text, JSON for what has parts."""
+    if isinstance(value, (dict, list)):
+        return json.dumps(encoding.clean_json(value), ensure_ascii=False, sort_keys=True)
+    return encoding.clean_text(value) if isinstance(value, str) else value
+
+
+def _title(text: str) -> str:
+    return "".join(char for char in " ".join(text.split()) if char.isprintable())[:MAX_TITLE].strip()
+
+
+def _execute_titled(conn: apsw.Connection, sql: str, values: Any) -> None:
+    try:
+        conn.execute(sql, values)
+    except apsw.ConstraintError as error:
+        if "sessions.title" not in str(error):
+            raise
+        raise errors.UsageError("another session already has that title") from error
 
 
 def store_prompt(conn: apsw.Connection, prompt: str) -> bytes:
     """Keep a system prompt under its hash, once."""
+    prompt = encoding.clean_text(prompt)
     digest = hashlib.blake2b(prompt.encode(), digest_size=16).digest()
     conn.execute("INSERT OR IGNORE INTO system_prompts VALUES (?, ?)", (digest, prompt))
     return digest
 
 
-def set_system_prompt(conn: apsw.Connection, session_id: str, prompt: str) -> None:
-    """Replace the session's system prompt."""
-    conn.execute("UPDATE sessions SET system_prompt_hash = ? WHERE id = ?", (store_prompt(conn, prompt), session_id))
+def set_system_prompt(conn: apsw.Connection, session_key: int, fence: int, prompt: str) -> None:
+    """Replace the session's system prompt; raises `StaleLease` when the session is not ours any more."""
+    conn.execute(
+        "UPDATE sessions SET system_prompt_hash = ? WHERE key = ? AND fence = ?",
+        (store_prompt(conn, prompt), session_key, fence),
+    )
+    if conn.changes() != 1:
+        raise errors.StaleLease
 
 
 def set_title(conn: apsw.Connection, session_id: str, title: str) -> None:
     """Name a session; raises `UsageError` when another session has that name."""
-    title = "".join(char for char in " ".join(title.split()) if char.isprintable())[:MAX_TITLE]
+    session = known(conn, session_id)
+    title = _title(title)
     if not title:
         raise errors.UsageError("a title needs at least one visible character")
-    try:
-        conn.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
-    except apsw.ConstraintError as error:
-        raise errors.UsageError(f"another session is already called {title!r}") from error
+    _execute_titled(conn, "UPDATE sessions SET title = ? WHERE key = ?", (title, session.key))
 
 
 def describe(conn: apsw.Connection, session_id: str) -> dict[str, Any] | None:
@@ -99,7 +130,7 @@ def describe(conn: apsw.Connection, session_id: str) -> dict[str, Any] | None:
     cursor = conn.execute(
         "SELECT s.*, p.prompt AS system_prompt FROM sessions s"
         " LEFT JOIN system_prompts p ON p.hash = s.system_prompt_hash WHERE s.id = ?",
-        (session_id,),
+        (encoding.clean_text(session_id),),
     )
     for values in cursor:
         names = [column[0] for column in cursor.get_description()]
@@ -130,19 +161,24 @@ def _public(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(conn: apsw.Connection, name: str) -> str:
-    """The id meant by an id, a title, a unique beginning of an id, or `latest`.
+    """The id meant by an id, a title, a unique beginning of an id, or `latest`; the first of these that fits.
 
     Raises `UnknownSession` or `AmbiguousSession`.
     """
-    for (found,) in conn.execute("SELECT id FROM sessions WHERE id = ?1 OR title = ?1 ORDER BY id = ?1 DESC", (name,)):
-        return found
-    if name == "latest":
-        for (found,) in conn.execute("SELECT id FROM sessions ORDER BY last_active DESC, key DESC LIMIT 1"):
-            return found
-        raise errors.UnknownSession("there is no session yet")
-    pattern = name.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-    rows = conn.execute("SELECT id FROM sessions WHERE id LIKE ? ESCAPE '\\' ORDER BY id LIMIT 6", (pattern,))
-    matches = [found for (found,) in rows] if name else []
+    name = encoding.clean_text(name)
+    rows = conn.execute("SELECT id FROM sessions WHERE id = ?1 OR title = ?1 ORDER BY id = ?1 DESC", (name,))
+    matches = [cast("str", found) for (found,) in rows][:1]
+    if name and not matches:
+        # from the name itself up to behind everything that begins with it
+        rows = conn.execute(
+            "SELECT id FROM sessions WHERE id >= ?1 AND id < ?1 || char(0x10FFFF) ORDER BY id LIMIT 6", (name,)
+        )
+        matches = [cast("str", found) for (found,) in rows]
+    if name == "latest" and len(matches) != 1:
+        rows = conn.execute("SELECT id FROM sessions ORDER BY last_active DESC, key DESC LIMIT 1")
+        matches = [cast("str", found) for (found,) in rows]
+        if not matches:
+            raise errors.UnknownSession("there is no session yet")
     if not matches:
         raise errors.UnknownSession(f"no session is called {name!r}; see: hermes sessions list")
     if len(matches) > 1:

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from hermes_agent import errors
-from hermes_agent.store import processes
+from hermes_agent.store import encoding, processes
 
 
 class TurnState(StrEnum):
@@ -105,7 +105,12 @@ _COLUMNS = (
 
 
 def _record(values: tuple[Any, ...]) -> TurnRecord:
-    return TurnRecord(*values[:3], TurnState(values[3]), *values[4:])
+    key, turn_id, session_key, state, *rest = values
+    return TurnRecord(key, turn_id, session_key, TurnState(state), *rest)
+
+
+def _clean(text: str | None) -> str | None:
+    return None if text is None else encoding.clean_text(text)
 
 
 def new_turn_id() -> str:
@@ -113,9 +118,9 @@ def new_turn_id() -> str:
     return "turn_" + secrets.token_hex(8)
 
 
-def accept(conn: apsw.Connection, session_key: int, text: str) -> TurnRecord:
+def accept(conn: apsw.Connection, session_key: int, text: str, turn_id: str) -> TurnRecord:
     """Store a message that waits for its turn on a busy session."""
-    turn_id, now = new_turn_id(), time.time()
+    text, now = encoding.clean_text(text), time.time()
     conn.execute(
         "INSERT INTO turns (id, session_key, state, owner, input, accepted_at) VALUES (?, ?, ?, ?, ?, ?)",
         (turn_id, session_key, TurnState.ACCEPTED, processes.identity(), text, now),
@@ -137,28 +142,39 @@ def begin(conn: apsw.Connection, session_key: int, turn_id: str, user_seq: int, 
 
 
 def start(conn: apsw.Connection, turn_key: int, user_seq: int, fence: int) -> None:
-    """Turn an accepted message into a running turn; its row is number `user_seq`."""
+    """Turn an accepted message into a running turn; its row is number `user_seq`.
+
+    Raises `StoreError` when it does not wait any more.
+    """
     conn.execute(
         "UPDATE turns SET state = ?, owner = ?, input = NULL, user_seq = ?, attempts = attempts + 1, fence = ?"
-        " WHERE key = ?",
+        f" WHERE key = ? AND state = '{TurnState.ACCEPTED}'",
         (TurnState.RUNNING, processes.identity(), user_seq, fence, turn_key),
     )
+    if conn.changes() != 1:
+        raise errors.StoreError("the message was withdrawn, or is being answered already")
 
 
 def withdraw(conn: apsw.Connection, turn_key: int, reason: str) -> None:
     """Cancel a message that has not become a row yet."""
     conn.execute(
         "UPDATE turns SET state = ?, reason = ?, ended_at = ? WHERE key = ? AND state = ?",
-        (TurnState.CANCELLED, reason, time.time(), turn_key, TurnState.ACCEPTED),
+        (TurnState.CANCELLED, _clean(reason), time.time(), turn_key, TurnState.ACCEPTED),
     )
 
 
-def resume(conn: apsw.Connection, turn_key: int, fence: int) -> None:
-    """Take over a turn whose process died; counts one crash."""
+def resume(conn: apsw.Connection, turn_key: int, fence: int, *, to_go_on: bool = True) -> None:
+    """Take over a turn whose process died; counts as a resume if it shall go on.
+
+    Raises `StoreError` when the turn has ended.
+    """
     conn.execute(
-        "UPDATE turns SET state = ?, owner = ?, fence = ?, crash_resumes = crash_resumes + 1 WHERE key = ?",
-        (TurnState.RUNNING, processes.identity(), fence, turn_key),
+        "UPDATE turns SET state = ?, owner = ?, fence = ?, crash_resumes = crash_resumes + ?"
+        f" WHERE key = ? AND state IN ({_OPEN})",
+        (TurnState.RUNNING, processes.identity(), fence, int(to_go_on), turn_key),
     )
+    if conn.changes() != 1:
+        raise errors.StoreError("the turn has ended; there is nothing to go on with")
 
 
 def end(
@@ -166,16 +182,16 @@ def end(
 ) -> None:
     """Close a turn; a turn that is closed stays as it is."""
     conn.execute(
-        f"UPDATE turns SET state = ?, end_seq = ?, reason = ?, error = ?, ended_at = ?"  # noqa: S608 - constants
+        f"UPDATE turns SET state = ?, end_seq = ?, reason = ?, error = ?, ended_at = ?"
         f" WHERE key = ? AND state IN ({_OPEN})",
-        (state, end_seq, reason, error, time.time(), turn_key),
+        (state, end_seq, _clean(reason), _clean(error), time.time(), turn_key),
     )
 
 
 def open_turns(conn: apsw.Connection, session_key: int) -> list[TurnRecord]:
     """The session's turns that have not ended, oldest first."""
     rows = conn.execute(
-        f"SELECT {_COLUMNS} FROM turns WHERE session_key = ? AND state IN ({_OPEN}) ORDER BY key",  # noqa: S608
+        f"SELECT {_COLUMNS} FROM turns WHERE session_key = ? AND state IN ({_OPEN}) ORDER BY key",
         (session_key,),
     )
     return [_record(values) for values in rows]
@@ -183,7 +199,7 @@ def open_turns(conn: apsw.Connection, session_key: int) -> list[TurnRecord]:
 
 def find(conn: apsw.Connection, turn_id: str) -> TurnRecord | None:
     """The turn of that public id."""
-    for values in conn.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (turn_id,)):  # noqa: S608
+    for values in conn.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (turn_id,)):
         return _record(values)
     return None
 
@@ -203,7 +219,7 @@ def propose(conn: apsw.Connection, turn_key: int, proposals: list[Proposal], fen
         "INSERT INTO tool_calls (turn_key, step, idx, call_id, name, effect, state, fence)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (turn_key, p.key.step, p.key.index, p.call_id, p.name, p.effect, CallState.PROPOSED, fence)
+            (turn_key, p.key.step, p.key.index, _clean(p.call_id), _clean(p.name), p.effect, CallState.PROPOSED, fence)
             for p in proposals
         ],
     )
@@ -224,7 +240,7 @@ def mark_finished(conn: apsw.Connection, turn_key: int, key: CallKey, result: st
     conn.execute(
         "UPDATE tool_calls SET state = ?, result = ?, fence = ? WHERE turn_key = ? AND step = ? AND idx = ?"
         f" AND state = '{CallState.STARTED}'",
-        (CallState.FINISHED, result, fence, turn_key, key.step, key.index),
+        (CallState.FINISHED, _clean(result), fence, turn_key, key.step, key.index),
     )
     _moved(conn, key, CallState.FINISHED)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import apsw
 
+from hermes_agent.store import encoding
+
 
 @dataclass(frozen=True, slots=True)
 class UsageDelta:
@@ -46,7 +48,8 @@ def add(conn: apsw.Connection, session_key: int, delta: UsageDelta) -> None:
         " cache_write_tokens = cache_write_tokens + excluded.cache_write_tokens,"
         " reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens, last_seen = excluded.last_seen",
         (
-            session_key, delta.model, delta.provider, delta.api_calls, delta.input_tokens, delta.output_tokens,
+            session_key, encoding.clean_text(delta.model), encoding.clean_text(delta.provider), delta.api_calls,
+            delta.input_tokens, delta.output_tokens,
             delta.cache_read_tokens, delta.cache_write_tokens, delta.reasoning_tokens, now, now,
         ),
     )  # fmt: skip

@@ -6,9 +6,12 @@ asking, and every transaction proves with one conditional UPDATE that this is st
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import apsw
@@ -17,7 +20,6 @@ from hermes_agent import errors, failpoints
 from hermes_agent.store import anchors, leases, messages, sessions, turns, usage
 from hermes_agent.store.database import Database
 from hermes_agent.store.turns import CallKey, CallState, Proposal, TurnRecord, TurnState
-
 
 Event = tuple[str, str | None]
 """Kind and what it is about."""
@@ -93,14 +95,15 @@ class SessionWriter:
         """The session's turns that have not ended, oldest first."""
         return self._database.read(lambda conn: turns.open_turns(conn, self._head.key))
 
-    def take_over(self, turn: TurnRecord) -> None:
-        """Make a dead process's running turn ours; counts one crash of it, durably."""
+    def take_over(self, turn: TurnRecord, *, to_go_on: bool = True) -> None:
+        """Make a dead process's running turn ours: to go on, which is counted durably, or only to end it."""
 
         def work(conn: apsw.Connection) -> None:
-            turns.resume(conn, turn.key, self._head.fence)
+            turns.resume(conn, turn.key, self._head.fence, to_go_on=to_go_on)
 
-        self._apply(work, [("turn.resumed", turn.id)])
-        self._turn_key, self.turn_id = turn.key, turn.id
+        with self._lock:
+            self._apply(work, [("turn.resumed", turn.id)])
+            self._turn_key, self.turn_id = turn.key, turn.id
 
     def ledger(self, step: int | None = None) -> list[turns.CallRecord]:
         """The calls of the running turn."""
@@ -181,9 +184,8 @@ class SessionWriter:
 
     def set_system_prompt(self, prompt: str) -> None:
         """Keep the session's system prompt; rides on the next durable commit."""
-        self._database.write(
-            lambda conn: sessions.set_system_prompt(conn, self._head.id, prompt), durable=False
-        )
+        key, fence = self._head.key, self._head.fence
+        self._database.write(lambda conn: sessions.set_system_prompt(conn, key, fence, prompt), durable=False)
 
     def renew(self) -> None:
         """Extend the lease; raises `StaleLease` when it is not ours any more."""
@@ -195,7 +197,8 @@ class SessionWriter:
             return
         self.released = True
         _keeper.forget(self)
-        self._database.write(lambda conn: leases.release(conn, self._head.key, self._head.fence), durable=False)
+        key, fence = self._head.key, self._head.fence
+        self._database.write(lambda conn: leases.release(conn, key, fence), durable=False)
         failpoints.hit("lease.released")
 
     # -- inside -------------------------------------------------------------
@@ -235,6 +238,8 @@ class SessionWriter:
             old.last_event + len(announced),
             placed[-1].hash if placed else old.head,
         )
+        if new.last_event > messages.MAX_SEQ:
+            raise errors.StoreError(f"a session holds at most {messages.MAX_SEQ} events; start a new one")
         now = time.time()
 
         def transaction(conn: apsw.Connection) -> None:
@@ -245,20 +250,11 @@ class SessionWriter:
             if used is not None:
                 usage.add(conn, old.key, used)
 
-        try:
-            self._database.write(transaction)
-        except errors.CommitUnknown:
-            if not self._landed(new):
-                raise
-        self._head = new
+        def landed(conn: apsw.Connection) -> bool:
+            return sessions.head(conn, new.id) == new
 
-    def _landed(self, new: sessions.Head) -> bool:
-        """Whether a commit that failed half way is in the file after all; if so it is made durable."""
-        found = self._database.read(lambda conn: sessions.head(conn, new.id))
-        if found != new:
-            return False
-        self._database.harden()
-        return True
+        self._database.write(transaction, landed=landed if new != old else None)
+        self._head = new
 
 
 def _move(
@@ -272,7 +268,8 @@ def _move(
 ) -> None:
     """Advance the session's row, if it still stands where we left it and is still ours."""
     if used is None:
-        conn.execute(_MOVE, (new.last_seq, new.last_event, new.head, now, rows, calls, old.key, old.fence, old.last_event))
+        values = (new.last_seq, new.last_event, new.head, now, rows, calls, old.key, old.fence, old.last_event)
+        conn.execute(_MOVE, values)
     else:
         conn.execute(
             _MOVE_USED,
@@ -284,7 +281,10 @@ def _move(
             ),
         )  # fmt: skip
     if conn.changes() != 1:
-        raise errors.StaleLease(f"session {old.id} was taken over by another process; this write was dropped")
+        raise errors.StaleLease(
+            f"session {old.id} was taken over by another process, or moved on by a write that was cut off; "
+            "this write was dropped"
+        )
 
 
 _EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
@@ -302,40 +302,74 @@ _MOVE_USED = (
 )
 
 
-def append_unleased(
-    database: Database, witness: anchors.Anchors, session_id: str, rows: Sequence[messages.Row]
-) -> list[int]:
-    """Append rows to a session nobody runs a turn on; returns their ids.
+class Appender:
+    """Appends to sessions nobody runs a turn on.
 
-    Raises `SessionBusy` while a turn runs, since the rows would fall into the middle of it.
+    It remembers where the sessions end that it wrote last. The conditional UPDATE that
+    moves a session shows whether that still holds: whoever takes the session's lease or
+    writes to it changes what the condition compares.
     """
 
-    def work(conn: apsw.Connection) -> sessions.Head:
-        old = sessions.known(conn, session_id)
-        leases.refuse_if_held(conn, old.key, session_id)
-        placed = messages.place(rows, old.last_seq, old.head)
-        new = sessions.Head(
-            old.key, old.id, old.fence, placed[-1].seq, old.last_event + len(placed), placed[-1].hash
-        )
-        now = time.time()
-        _move(conn, old, new, now, len(placed), 0, None)
-        messages.insert(conn, old.key, placed, None)
-        for number, item in enumerate(placed, old.last_event + 1):
-            conn.execute(_EVENT, (messages.row_id(old.key, number), "message", str(item.seq), now))
-        return new
+    def __init__(self, database: Database, witness: anchors.Anchors) -> None:
+        self._database = database
+        self._anchors = witness
+        self._ends: dict[str, sessions.Head] = {}
 
-    if not rows:
-        return []
-    new = database.write(work)
-    witness.record(new.key, new.last_seq, new.head)
-    return [messages.row_id(new.key, seq) for seq in range(new.last_seq - len(rows) + 1, new.last_seq + 1)]
+    def append(self, session_id: str, rows: Sequence[messages.Row]) -> list[int]:
+        """Append rows; returns their ids.
+
+        Raises `SessionBusy` while a turn runs, since the rows would fall into the middle of it.
+        """
+        if not rows:
+            return []
+        remembered = self._ends.pop(session_id, None)
+        new = remembered
+
+        def work(conn: apsw.Connection) -> sessions.Head:
+            nonlocal new
+            if remembered is not None:
+                with suppress(errors.StaleLease):
+                    new = _append(conn, remembered, rows)
+                    return new
+            old = sessions.known(conn, session_id)
+            leases.refuse_if_held(conn, old.key, session_id)
+            self._anchors.check_end(old.key, session_id, old.last_seq)
+            new = _append(conn, old, rows)
+            return new
+
+        def landed(conn: apsw.Connection) -> bool:
+            return new is not None and messages.hash_of(conn, new.key, new.last_seq) == new.head
+
+        head = self._database.write(work, landed=landed)
+        self._anchors.record(head.key, head.last_seq, head.head)
+        if len(self._ends) < _REMEMBERED:
+            self._ends[session_id] = head
+        return [messages.row_id(head.key, seq) for seq in range(head.last_seq - len(rows) + 1, head.last_seq + 1)]
+
+
+_REMEMBERED = 64
+
+
+def _append(conn: apsw.Connection, old: sessions.Head, rows: Sequence[messages.Row]) -> sessions.Head:
+    placed = messages.place(rows, old.last_seq, old.head)
+    last = placed[-1]
+    new = sessions.Head(old.key, old.id, old.fence, last.seq, old.last_event + len(placed), last.hash)
+    now = time.time()
+    _move(conn, old, new, now, len(placed), 0, None)
+    messages.insert(conn, old.key, placed, None)
+    for number, item in enumerate(placed, old.last_event + 1):
+        conn.execute(_EVENT, (messages.row_id(old.key, number), "message", str(item.seq), now))
+    return new
 
 
 class _Keeper:
-    """Renews the leases of this process from one daemon thread, while there are any."""
+    """Renews the leases of this process from one daemon thread, while there are any.
+
+    A writer that nobody refers to any more is not renewed; its lease runs out.
+    """
 
     def __init__(self) -> None:
-        self._writers: set[SessionWriter] = set()
+        self._writers: weakref.WeakSet[SessionWriter] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -358,12 +392,25 @@ class _Keeper:
                 if not writers:
                     self._thread = None
                     return
-            for writer in writers:
+            while writers:
+                writer = writers.pop()
                 try:
                     writer.renew()
+                except errors.StaleLease:
+                    self.forget(writer)
                 except errors.HermesError:
-                    # a stale writer learns it from its next commit; a busy disk gets the next round
+                    # a busy disk gets the next round; the writer learns the rest from its next commit
                     continue
+                finally:
+                    del writer
 
 
 _keeper = _Keeper()
+
+
+def _renew_keeper() -> None:
+    global _keeper  # noqa: PLW0603 - the parent's writers and thread did not come along
+    _keeper = _Keeper()
+
+
+os.register_at_fork(after_in_child=_renew_keeper)

@@ -36,6 +36,7 @@ CREATE TABLE sessions (
     last_seq INTEGER NOT NULL DEFAULT 0,
     last_event INTEGER NOT NULL DEFAULT 0,
     head BLOB NOT NULL DEFAULT x'',
+    -- of the active rows: whoever changes that mark changes this number in the same transaction
     message_count INTEGER NOT NULL DEFAULT 0,
     tool_call_count INTEGER NOT NULL DEFAULT 0,
     api_call_count INTEGER NOT NULL DEFAULT 0,
@@ -61,6 +62,14 @@ CREATE TABLE messages (
     active INTEGER NOT NULL DEFAULT 1,
     compacted INTEGER NOT NULL DEFAULT 0,
     content TEXT GENERATED ALWAYS AS (json_extract(wire, '$.content')) VIRTUAL
+);
+
+-- One hash over each full block of a session's rows, so that reading it need not hash row by row.
+-- id: the block's last row; chain: that row's hash. A session without them is checked row by row.
+CREATE TABLE seals (
+    id INTEGER PRIMARY KEY,
+    chain BLOB NOT NULL,
+    digest BLOB NOT NULL
 );
 
 CREATE VIRTUAL TABLE messages_fts USING fts5(content, content='messages', content_rowid='id');
