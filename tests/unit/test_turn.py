@@ -251,18 +251,28 @@ def test_a_repeatable_call_is_run_again_with_the_same_id(tmp_path: Path, db: Ses
 
 
 def test_a_turn_that_crashes_again_and_again_is_given_up(tmp_path: Path, db: SessionDB) -> None:
-    def work(_args: dict[str, Any], **_: Any) -> str:
+    """Its calls are settled without being run, and the next message works."""
+    runs: list[dict[str, Any]] = []
+
+    def work(args: dict[str, Any], **_: Any) -> str:
+        runs.append(args)
         raise SystemExit
 
     with tools(work=(work, Effect.IDEMPOTENT)):
         for _ in range(4):
             with pytest.raises(SystemExit):
-                agent_with(tmp_path, db, [call(("work", {}))]).run_conversation("go")
+                agent_with(
+                    tmp_path, db, [call(("work", {"n": 1}), ("work", {"n": 2}))], max_iterations=1
+                ).run_conversation("go")
+        ran = len(runs)
         result = agent_with(tmp_path, db, [call(("work", {})), say("fresh")]).run_conversation(
             "something else", conversation_history=[]
         )
     assert result["final_response"] == "fresh"
+    assert len(runs) == ran
     assert db.open_turns(SESSION) == []
+    first, *_ = [row["content"] for row in stored(tmp_path) if row["role"] == "tool"]
+    assert "inspect before repeating" in first
 
 
 def test_a_stop_is_answered_for_every_call_and_ends_the_turn(tmp_path: Path, db: SessionDB) -> None:
@@ -370,7 +380,9 @@ def test_a_call_doubled_to_the_letter_runs_once_unless_it_is_pure(
         return "x"
 
     with tools(work=(work, effect)):
-        agent = agent_with(tmp_path, db, [call(("work", {"n": 1}), ("work", {"n": 1}), ("work", {"n": 2})), say("done")])
+        agent = agent_with(
+            tmp_path, db, [call(("work", {"n": 1}), ("work", {"n": 1}), ("work", {"n": 2})), say("done")]
+        )
         agent.run_conversation("go")
     assert ran.count(1) == runs
     assert ran.count(2) == 1

@@ -311,13 +311,16 @@ class AIAgent:
         turn = self._turn(messages, start, "", None)
         self._store_prompt(claim)
         _log.info("turn.resumed", session_id=self.session_id, turn_id=record.id, crashes=record.crash_resumes + 1)
-        if given_up:
-            exit_: Exit | None = results.failed(
-                "poison", FailureReason.POISON, f"The turn was given up after {record.crash_resumes} crashes."
-            )
-        else:
-            exit_ = turn_loop.finish_open_calls(self, turn)
+        exit_ = self._give_up(turn, record) if given_up else turn_loop.finish_open_calls(self, turn)
         return self._finish(turn, exit_ or turn_loop.run(self, turn), claim)
+
+    def _give_up(self, turn: Turn, record: TurnRecord) -> Exit:
+        """Settle the calls of a turn that crashes again and again without running any of them."""
+        why = f"The turn was given up after {record.crash_resumes} crashes."
+        self.control.interrupt("the turn was given up")
+        refused = turn_loop.finish_open_calls(self, turn)
+        self.control.begin_turn()
+        return refused or results.failed("poison", FailureReason.POISON, why)
 
     def _finish(self, turn: Turn, exit_: Exit, claim: SessionWriter | None) -> dict[str, Any]:
         turn_id = claim.turn_id if claim is not None else ""

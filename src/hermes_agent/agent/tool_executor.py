@@ -342,7 +342,8 @@ class _Run:
             return None
         if record.state is CallState.FINISHED:
             return _Outcome(_from_text(record.result or ""), stored=True)
-        if record.state is CallState.STARTED and record.effect not in (Effect.PURE, Effect.IDEMPOTENT):
+        again = record.effect in (Effect.PURE, Effect.IDEMPOTENT) and not self._agent.control.cancellation.requested
+        if record.state is CallState.STARTED and not again:
             text = (
                 f"[interrupted: {slot.name} was started and the process ended before its result was known. "
                 "It may have taken effect, or still be running: inspect before repeating it]"
