@@ -144,7 +144,11 @@ def test_many_long_outputs_in_one_reply_stay_together_within_bounds(world: World
 def test_a_reading_tool_is_bounded_too(world: World):
     (world.hermes.cwd / "big").write_text("".join(f"line {number} of the file\n" for number in range(500_000)))
     held = hold("", text("done"))
-    wanted = [call("read_file", {"path": "big"}), call("search_files", {"pattern": "line"}), call("read_file", {"path": "big", "offset": 499_999})]
+    wanted = [
+        call("read_file", {"path": "big"}),
+        call("search_files", {"pattern": "line"}),
+        call("read_file", {"path": "big", "offset": 499_999}),
+    ]
     world.fake.extend([calls(*wanted), held])
     with world.start("-z", "go") as process:
         assert held.reached.wait(60)

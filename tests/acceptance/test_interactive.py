@@ -144,6 +144,7 @@ def test_messages_typed_while_a_turn_runs_are_run_afterwards_each_once_in_order(
         for number in (2, 3, 4):
             terminal.expect(f"answer {number}\n")
         leave(terminal)
+        assert "m2" not in terminal.text[: terminal.text.index("for it")]
     assert users(fake) == ["m1", "m2", "m3", "m4"]
     assert [row["content"] for row in hermes.messages(hermes.session())][::2] == ["m1", "m2", "m3", "m4"]
 

@@ -49,7 +49,7 @@ def check_whole_turns(world: World, stored: list[Row], said: Iterable[list[str]]
         assert [asked for asked in order if asked in messages] == messages
     assert sorted(order) == sorted(asked for messages in said for asked in messages)
     # One turn's requests came without another one's between them, each with all the turns before it.
-    users = [contents(request.body["messages"], "user") for request in world.fake.requests[: -1]]
+    users = [contents(request.body["messages"], "user") for request in world.fake.requests[:-1]]
     assert users == sorted(users, key=len)
     for request in world.fake.requests[:-1]:
         wire = spoken(request.body["messages"])

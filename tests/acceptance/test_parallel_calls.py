@@ -54,7 +54,8 @@ def test_the_order_in_which_calls_end_is_nowhere_to_be_seen(world: World, tool: 
         run.end()
     assert sessions == [sessions[0]] * len(orders)
     rows = [json.loads(row) for row in sessions[0]]
-    assert [(row["tool_call_id"], row["content"]) for row in rows[2:]] == [(f"call_{name}", f"result of {name}") for name in NAMES]
+    found = [(row["tool_call_id"], row["content"]) for row in rows[2:]]
+    assert found == [(f"call_{name}", f"result of {name}") for name in NAMES]
     stored = world.hermes.sessions()
     assert len(stored) == len(orders)
     for session in stored:
@@ -68,7 +69,8 @@ def test_a_result_behind_a_slower_call_survives_the_kill(world: World):
     held = gates(world, ["a"])
     world.fake.extend([calls(*(call("act", {"name": name}) for name in NAMES)), text("finished")])
     with world.start_with_tools("-z", "go") as run:
-        wait_for(lambda: sum(state == "finished" for state, *_ in world.look()["calls"]) == 2 if len(lines(world, "ended")) == 2 else False)
+        wait_for(lambda: len(lines(world, "ended")) == 2)
+        wait_for(lambda: [state for state, *_ in world.look()["calls"]] == ["started", "finished", "finished"])
         run.kill()
     held["a"].unlink()
     with world.start_with_tools("chat", "-c", "-Q") as run:
@@ -90,11 +92,12 @@ def test_any_number_of_calls_gets_as_many_results(world: World):
             names = [f"n{number}" for number in range(count)]
             names[count // 2] = "fails"
             names[-1] = "silent" if count > 1 else "fails"
-            tools = ["act" if number % 3 else "look" for number in range(count)]
-            world.fake.extend([calls(*(call(tool, {"name": name}) for tool, name in zip(tools, names, strict=True))), text("done")])
+            wanted = [call("act" if at % 3 else "look", {"name": name}) for at, name in enumerate(names)]
+            world.fake.extend([calls(*wanted), text("done")])
             run.send(f"{count} calls")
             assert run.line() == "done\n"
-            expected += [(name, {"fails": "it failed", "silent": "no output"}.get(name, f"result of {name}")) for name in names]
+            special = {"fails": "it failed", "silent": "no output"}
+            expected += [(name, special.get(name, f"result of {name}")) for name in names]
         assert run.end().code == 0
     stored = world.check()
     assert roles(stored) == "".join("uc" + "t" * count + "a" for count in counts)
@@ -154,7 +157,8 @@ def test_a_model_that_gives_every_call_the_same_id_loses_no_result(world: World,
 
 def test_a_result_that_is_there_twice_is_sent_once(world: World):
     """Another program has added results of calls that were answered, and of calls that nobody made."""
-    world.fake.extend([calls(call("todo", {}, id="c1"), call("todo", {}, id="c2")), text("done"), text("fine"), text("good")])
+    wanted = [call("todo", {}, id="c1"), call("todo", {}, id="c2")]
+    world.fake.extend([calls(*wanted), text("done"), text("fine"), text("good")])
     world.run("-z", "go")
     session = world.hermes.session()
     answer = world.hermes.messages(session)[2]["content"]

@@ -1,4 +1,4 @@
-"""Whatever ends or spoils a turn: the next message is a request that a strict provider takes, with all that was said before."""
+"""Whatever ends or spoils a turn: the next message is a request that a strict provider takes, nothing left out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def sse(delta: dict[str, Any], finish: str | None = None) -> str:
 
 def piece(arguments: str, **head: Any) -> dict[str, Any]:
     """A delta that goes on with the arguments of the first call."""
-    return {"tool_calls": [{"index": 0, **head, "function": {"arguments": arguments, **({"name": "terminal"} if head else {})}}]}
+    function = {"arguments": arguments, **({"name": "terminal"} if head else {})}
+    return {"tool_calls": [{"index": 0, **head, "function": function}]}
 
 
 def one_retry(world: World) -> None:
@@ -45,7 +46,12 @@ def after(world: World, message: str) -> list[Row]:
 
 WHOLE = '{"command": "touch made"}'
 BROKEN = {
-    "in the arguments": [sse({"content": "Let me "}), sse({"content": "see"}), sse(piece(WHOLE[:9], id="b")), sse(piece(WHOLE[9:15]))],
+    "in the arguments": [
+        sse({"content": "Let me "}),
+        sse({"content": "see"}),
+        sse(piece(WHOLE[:9], id="b")),
+        sse(piece(WHOLE[9:15])),
+    ],
     "behind the name": [sse({"content": "Let me see"}), sse(piece("", id="b"))],
     "behind the arguments": [sse({"content": "Let me see"}), sse(piece(WHOLE, id="b"))],
     "in the second call": [
@@ -161,10 +167,15 @@ NO_OBJECT = calls(call("terminal", "[1]"))
 CUT_CALL = calls(call("terminal", '{"command": "touch ma'), finish_reason="length")
 ENDINGS: dict[str, list[Reply]] = {
     "an error after a tool": [TODO, error(401)],
-    "an error after a text and tools": [calls(call("todo", {}), call("read_file", {"path": "x"}), content="I look"), error(400)],
+    "an error after a text and tools": [
+        calls(call("todo", {}), call("read_file", {"path": "x"}), content="I look"),
+        error(400),
+    ],
     "an error without a body": [error(502, body=b"")],
     "an error page": [error(403, body=b"<html>no</html>")],
-    "an error in the stream": [raw_sse([sse({"content": "Let me"}), 'data: {"error": {"message": "overloaded", "code": 503}}\n\n'])],
+    "an error in the stream": [
+        raw_sse([sse({"content": "Let me"}), 'data: {"error": {"message": "overloaded", "code": 503}}\n\n'])
+    ],
     "an answer of nothing": [text("")],
     "an answer that was blocked": [text("", finish_reason="content_filter")],
     "three unknown tools": [UNKNOWN_TOOL] * 3,
@@ -227,7 +238,8 @@ def test_characters_that_cannot_be_stored_stop_neither_the_turn_nor_the_ones_aft
         call("todo", {"todos": [{"id": f"{HALF}", "content": f"x{HALF}\0y", "status": "pending"}]}),
         call("write_file", {"path": "made", "content": f"x{HALF}y"}),
     ]
-    world.fake.extend([calls(*wanted, content=f"I try caf{HALF}! and \0."), text(f"done {HALF}\0!"), text("two"), text("three"), text("four")])
+    answers = [text(answer) for answer in (f"done {HALF}\0!", "two", "three", "four")]
+    world.fake.extend([calls(*wanted, content=f"I try caf{HALF}! and \0."), *answers])
     with world.start("chat", "--yolo") as run:
         run.send(b"caf\xe9 \x00 \xed\xa0\xbd", "two", "three", "four")
         done = run.end()

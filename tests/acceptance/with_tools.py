@@ -22,7 +22,10 @@ VALUES: dict[str, Any] = {
         {"type": "image", "data": PIXEL, "mimeType": "image/png"},
         {"type": "text", "text": "of one pixel"},
     ],
-    "envelope": {"content": [{"type": "text", "text": "in an"}, {"type": "text", "text": "envelope"}], "isError": False},
+    "envelope": {
+        "content": [{"type": "text", "text": "in an"}, {"type": "text", "text": "envelope"}],
+        "isError": False,
+    },
     "reported error": {"content": [{"type": "text", "text": "the tool says no"}], "isError": True},
     "empty envelope": {"content": []},
     "nothing": [],
@@ -45,13 +48,14 @@ VALUES: dict[str, Any] = {
 }
 
 
-def give(args: dict[str, Any], *, context: ToolContext) -> Any:  # noqa: ARG001 - the handlers' signature
+def give(args: dict[str, Any], *, context: ToolContext) -> Any:
     if args["what"] == "failure":
         raise RuntimeError("caf\ud83d! it broke\0off")
     return VALUES[args["what"]]
 
 
 def act(args: dict[str, Any], *, context: ToolContext) -> str:
+    """Begin, wait for the test to let it end, and end."""
     name = args["name"]
     with (context.cwd / "begun").open("a") as witness:
         witness.write(f"{name}\n")
@@ -66,7 +70,7 @@ def act(args: dict[str, Any], *, context: ToolContext) -> str:
     return "" if name == "silent" else f"result of {name}"
 
 
-OBJECT = {"type": "object", "properties": {}}
+OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 
 if __name__ == "__main__":
     registry.register(ToolEntry("give", "test", "gives", OBJECT, give, effect=Effect.PURE, parallel=True))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hermes_agent.agent.control import TurnControl
+from hermes_agent.agent.journal import Journal
 from hermes_agent.agent.run import AIAgent
 from hermes_agent.errors import StoreFull
 from hermes_agent.store.session_db import SessionDB
@@ -559,3 +560,27 @@ def test_late_steering_comes_back(tmp_path: Path) -> None:
 
 def test_registered_test_tools_are_gone() -> None:
     assert registry.get_entry("echo") is None
+
+
+def test_a_turn_is_finished_by_the_agent_whose_store_refused_it(
+    tmp_path: Path, db: SessionDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal ends a turn, not the agent: when the store is well again the same agent goes on."""
+    with tools(echo=echo):
+        agent = agent_with(tmp_path, db, [call(("echo", {"n": 1})), say("first"), say("second")])
+        flush = Journal.flush
+
+        def refuse_results(journal: Journal, *args: Any) -> None:
+            if args[2][-1]["role"] == "tool":
+                raise StoreFull("no space left")
+            flush(journal, *args)
+
+        with monkeypatch.context() as full:
+            full.setattr(Journal, "flush", refuse_results)
+            assert agent.run_conversation("go")["failure_reason"] == "session_persistence_failed:full"
+        claim = db.claim(SESSION)
+        agent.adopt(claim)
+        (result,) = agent.recover()
+        claim.release()
+    assert result["final_response"] == "first"
+    assert roles(tmp_path) == ["user", "assistant", "tool", "assistant"]

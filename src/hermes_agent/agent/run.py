@@ -212,8 +212,7 @@ class AIAgent:
 
     def _begin(self, stream_callback: Callable[..., Any] | None) -> None:
         self.control.begin_turn()
-        self._incremental_persistence_failed = False
-        self._persistence_error = None
+        self._forget_refusals()
         if stream_callback is not None:
             self.stream_delta_callback = stream_callback
 
@@ -301,6 +300,7 @@ class AIAgent:
 
     def _resume(self, claim: SessionWriter, record: TurnRecord) -> dict[str, Any]:
         """Go on with a turn whose process died, from its durable prefix."""
+        self._forget_refusals()
         failpoints.hit("turn.before_resume")
         given_up = record.crash_resumes >= MAX_CRASH_RESUMES
         claim.take_over(record, to_go_on=not given_up)
@@ -393,6 +393,11 @@ class AIAgent:
             self._persistence_error, stored = error, False
         if stored is False and self.status_callback is not None:
             self.status_callback("storage", f"The message could not be stored: {self._persistence_error}")
+
+    def _forget_refusals(self) -> None:
+        """A new turn may find the store well again."""
+        self._incremental_persistence_failed = False
+        self._persistence_error = None
 
     def note_persistence_failure(self, error: Exception | None) -> None:
         """A row could not be stored: nothing more of this turn may be shown or run."""

@@ -90,6 +90,7 @@ class Conversation:
         self._surface = surface
         self._interrupts = interrupts
         self._wait = Cancellation()
+        self._asked = False
         self._completed: dict[str, Any] = {}
         self.db = open_store(settings)
         try:
@@ -123,7 +124,7 @@ class Conversation:
     def ask(self, text: str) -> Result:
         """Run a turn and return its result; raises what kept the message from being taken."""
         with self._interrupts.stopping(self._stop):
-            self._begin()
+            self._begin(asked=True)
             result = self._runner.run(text, self._wait)
         self._surface.ended(result)
         return result
@@ -131,7 +132,7 @@ class Conversation:
     def recover(self) -> list[Result]:
         """Finish what a dead process left; returns the results, oldest first."""
         with self._interrupts.stopping(self._stop):
-            self._begin()
+            self._begin(asked=False)
             return self._runner.recover()
 
     # -- inside -----------------------------------------------------------------
@@ -185,7 +186,8 @@ class Conversation:
         notices = Notices(waiting=self._waiting, recovering=self._recovering, recovered=self._recovered)
         return Runner(self.db, self.agent, self.session_id, fields, notices)
 
-    def _begin(self) -> None:
+    def _begin(self, *, asked: bool) -> None:
+        self._asked = asked
         self._wait = Cancellation()
         self.agent.control.begin_turn()
 
@@ -201,7 +203,7 @@ class Conversation:
 
     def _recovered(self, result: Result) -> None:
         self._surface.ended(result, earlier=True)
-        if self._wait.requested:
+        if self._asked and self._wait.requested:  # then the new message is not begun
             raise TurnInterrupted(self._wait.reason)
 
     # -- what the agent tells -----------------------------------------------------
