@@ -19,7 +19,7 @@ from hermes_agent.agent.control import DEFAULT_ITERATIONS, IterationBudget, Turn
 from hermes_agent.agent.journal import Journal
 from hermes_agent.agent.results import Exit, TurnFacts
 from hermes_agent.agent.turn_loop import Turn
-from hermes_agent.agent.wire import Wire
+from hermes_agent.agent.wire import Wire, WireTools
 from hermes_agent.agent.workers import Workers
 from hermes_agent.errors import FailureReason, HermesError, SessionBusy, SettingsError
 from hermes_agent.providers.base import Provider
@@ -272,6 +272,7 @@ class AIAgent:
             messages=messages,
             start=start,
             wire=Wire(lead, history),
+            tools=WireTools.of(self.tools),
             model=self._answering,
             budget=IterationBudget(self.max_iterations),
             task_id=task_id or self.session_id,

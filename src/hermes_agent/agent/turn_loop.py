@@ -17,7 +17,7 @@ from hermes_agent.agent.control import IterationBudget, TurnControl
 from hermes_agent.agent.journal import Journal
 from hermes_agent.agent.publish import publish
 from hermes_agent.agent.results import Exit, Totals
-from hermes_agent.agent.wire import Wire
+from hermes_agent.agent.wire import Wire, WireTools
 from hermes_agent.errors import FailureReason, ProviderError, TurnInterrupted
 from hermes_agent.providers.base import (
     AttemptFailed,
@@ -49,7 +49,6 @@ class Host(Protocol):
 
     model: str
     provider: str
-    tools: list[dict[str, Any]]
     valid_tool_names: set[str]
     max_tokens: int | None
     control: TurnControl
@@ -78,6 +77,7 @@ class Turn:
     start: int
     """Index in `messages` where the turn's own rows begin."""
     wire: Wire
+    tools: WireTools
     model: Provider
     budget: IterationBudget
     task_id: str
@@ -157,7 +157,7 @@ def _ask(agent: Host, turn: Turn) -> Reply:
     request = Request(
         model=agent.model,
         messages=turn.wire.messages(),
-        tools=agent.tools,
+        tools=turn.tools,
         max_tokens=agent.max_tokens if not turn.cuts else (agent.max_tokens or 4096) * 2**turn.cuts,
         extra=turn.request_fields,
     )

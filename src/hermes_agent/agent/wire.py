@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from hermes_agent.store import encoding
@@ -38,6 +38,19 @@ class WireMessages(Sequence[Message]):
 
     def __iter__(self) -> Iterator[Message]:
         return map(_sent, self._rows[: self._length])
+
+
+class WireTools(tuple[Mapping[str, Any], ...]):
+    """The tools of a turn's requests: dicts for anybody, bytes for our own client."""
+
+    encoded: bytes
+
+    @classmethod
+    def of(cls, definitions: Iterable[Mapping[str, Any]]) -> WireTools:
+        """Encode the definitions once."""
+        tools = cls(definitions)
+        tools.encoded = b"[" + b",".join(map(encoding.encode, tools)) + b"]"
+        return tools
 
 
 class Wire:

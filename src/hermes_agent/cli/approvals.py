@@ -47,7 +47,7 @@ class Questions:
     def ask(self, request: ApprovalRequest) -> Decision:
         """The person's decision; raises nothing."""
         with self._one, self._surface.asking():
-            self._err.raw(_question(request, styled=self._err.styled))
+            self._err.raw(_question(request, styled=self._err.styled, columns=self._err.columns()))
             try:
                 decision = self._decide()
             except (OSError, termios.error):  # the terminal is gone
@@ -82,12 +82,15 @@ class Questions:
             os.close(writer)
 
 
-def _question(request: ApprovalRequest, *, styled: bool) -> str:
+def _question(request: ApprovalRequest, *, styled: bool, columns: int) -> str:
+    import textwrap  # noqa: PLC0415 - start-up time
+
     from hermes_agent.tools.approval import gate  # noqa: PLC0415 - loaded already where there is something to ask
 
     bold, plain = ("\x1b[1m", "\x1b[0m") if styled else ("", "")
     command = "\n".join(f"      {bold}{line}{plain}" for line in gate.visible(request.command).split("\n"))
-    return f"  {request.tool} wants to run\n{command}\n  {gate.visible(request.why)}\n"
+    why = textwrap.fill(gate.visible(request.why), max(columns - 2, 20), initial_indent="  ", subsequent_indent="  ")
+    return f"  {request.tool} wants to run\n{command}\n{why}\n"
 
 
 def _read_line(source: int, wake: int, until: float) -> str | None:

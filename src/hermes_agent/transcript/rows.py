@@ -294,7 +294,7 @@ def parse_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
     if not text or text.isspace():
         return {}
     try:
-        value = clean_json(json.loads(text, parse_constant=_refuse_constant))
+        value = clean_json(_ARGUMENTS.decode(text))
     except RecursionError:
         raise ArgumentsError("the arguments are not usable: nested too deeply") from None
     except ValueError as error:
@@ -339,6 +339,9 @@ def _is_clean_object(text: str) -> bool:
 def _refuse_constant(constant: str) -> NoReturn:
     message = f"{constant} is not JSON"
     raise ValueError(message)
+
+
+_ARGUMENTS = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _json_kind(value: Any) -> str:
