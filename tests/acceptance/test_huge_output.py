@@ -16,7 +16,7 @@ from tests.acceptance.world import World, contents, roles
 
 CAP = 60_000
 """Characters of a tool message: the documented 50,000 bytes of output and what is said about the rest."""
-MEMORY = 120.0
+MEMORY = 70.0
 """Megabytes."""
 
 PLACE = re.compile(r"\[([\d,]+) of ([\d,]+) bytes left out here\. The whole output is in (\S+?);")

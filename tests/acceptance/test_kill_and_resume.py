@@ -18,6 +18,8 @@ from hermes_agent.testing.fake_openai import call, calls, hold, raw_sse, text
 from tests.acceptance.hermes import Done, wait_for
 from tests.acceptance.world import Run, World, contents, roles
 
+AT_ONCE = 15.0
+"""Seconds, on a busy machine too; a lease that must run out lasts twice as long."""
 WAYS = ["query", "continue", "finish"]
 """How a killed session is used again: a new message by id, a new message to the latest, only finishing it."""
 
@@ -313,7 +315,7 @@ def test_the_session_of_a_killed_process_is_free_at_once_even_while_it_is_a_zomb
     with killed(world):
         begun = time.monotonic()
         go_on(world, "latest", "query")
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < AT_ONCE
         assert contents(world.check(), "user") == ["first", "continue"]
 
 
@@ -322,7 +324,7 @@ def test_an_unrelated_process_that_got_the_pid_of_a_dead_owner_holds_nothing(wor
         give_away(world, other.pid)
         begun = time.monotonic()
         go_on(world, "latest", "continue")
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < AT_ONCE
     assert contents(world.check(), "user") == ["first", "continue"]
 
 
@@ -337,7 +339,7 @@ def test_a_live_owner_is_waited_for_and_its_death_is_noticed(world: World):
             other.wait()
             begun = time.monotonic()
             assert waiting.line() == "continued\n"
-            assert time.monotonic() - begun < 8
+            assert time.monotonic() - begun < AT_ONCE
             assert waiting.end().code == 0
     assert contents(world.check(), "user") == ["first", "continue"]
 

@@ -17,10 +17,12 @@ from typing import Any, Self
 from hermes_agent.testing.fake_openai import FakeOpenAI, call, calls, text
 from hermes_agent.testing.replies import Answer
 from tests.acceptance import with_tools
-from tests.acceptance.hermes import COMMAND, PATIENCE, Done, Hermes, wait_for
+from tests.acceptance.hermes import COMMAND, Done, Hermes, wait_for
 
 Row = dict[str, Any]
 
+LONGEST = 60.0
+"""Seconds that a started process may live."""
 WIRE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
 DERIVED = re.compile(r"\[no (answer was given|reply was recorded) here.*\]")
 """Assistant notes that stand on the wire between two turns and in no store."""
@@ -66,7 +68,7 @@ class Run:
             start_new_session=True,
         )
         # What it never says must not be waited for.
-        self._guard = threading.Timer(PATIENCE, self._process.kill)
+        self._guard = threading.Timer(LONGEST, self._process.kill)
         self._guard.daemon = True
         self._guard.start()
 
@@ -128,7 +130,7 @@ class Run:
 
     def end(self) -> Done:
         """Close its standard input and wait for it."""
-        out, err = self._process.communicate(timeout=PATIENCE)
+        out, err = self._process.communicate(timeout=LONGEST)
         return Done(self._process.returncode, out.decode(), err.decode())
 
 

@@ -61,6 +61,11 @@ class ShellOutput:
         note = f"[{left_out:,} of {self.total:,} bytes left out here. {self._where()}]"
         return f"{_clean(head)}\n\n{note}\n\n{_clean(tail)}"
 
+    @property
+    def kept_in(self) -> Path | None:
+        """The file with all that is kept of a long output; None when `text` leaves nothing out, or there is no file."""
+        return self._path if self._spooled and not self._error else None
+
     def close(self) -> None:
         """Finish the file."""
         if self._file >= 0:

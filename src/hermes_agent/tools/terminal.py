@@ -60,7 +60,9 @@ def _run(args: Arguments, context: ToolContext) -> dict[str, Any]:
     printed = output.text()
     if ended.left_running:
         printed += "\n[A background process that the command started still runs; what it prints from now on is lost.]"
-    return {"output": printed, "exit_code": ended.exit_code, "error": error or None}
+    result = {"output": printed, "exit_code": ended.exit_code, "error": error or None}
+    # A field of its own: the note inside the output is gone when this result is shortened once more.
+    return result if output.kept_in is None else {**result, "whole_output": str(output.kept_in)}
 
 
 def _folder(args: Arguments, context: ToolContext) -> Path:
