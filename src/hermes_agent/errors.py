@@ -40,6 +40,7 @@ class FailureReason(StrEnum):
     CONNECTION = "connection"
     INVALID_RESPONSE = "invalid_response"
     EMPTY_RESPONSE = "empty_response"
+    INVALID_TOOL_CALLS = "invalid_tool_calls"
     TRUNCATED = "truncated"
     CONTEXT_OVERFLOW = "context_overflow"
     AUTH = "auth"
@@ -87,6 +88,9 @@ FAILURES: dict[FailureReason, Failure] = {
         True, "The server did not answer as an OpenAI-compatible API; check the base URL."
     ),
     FailureReason.EMPTY_RESPONSE: Failure(True, "The model returned nothing; try again or choose another model."),
+    FailureReason.INVALID_TOOL_CALLS: Failure(
+        False, "The model does not use the tools as they are described; say it again or choose another model."
+    ),
     FailureReason.TRUNCATED: Failure(
         False, "The answer was cut by the output limit; raise max_tokens or ask for less."
     ),

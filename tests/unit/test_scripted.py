@@ -80,7 +80,7 @@ def test_match_looks_at_the_last_tool_result_too():
 def test_a_used_up_script_says_so():
     with pytest.raises(ProviderError, match="used up") as caught:
         ask(provider({"text": "a"}), USER, said("a"), USER)
-    assert caught.value.reason is FailureReason.NOT_CONFIGURED
+    assert caught.value.reason is FailureReason.BAD_REQUEST
 
 
 def test_marks_become_what_the_request_holds():

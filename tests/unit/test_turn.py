@@ -440,12 +440,23 @@ def test_a_tool_that_is_not_enabled_cannot_be_called(tmp_path: Path, db: Session
     assert not (tmp_path / "x.txt").exists()
 
 
-def test_three_unusable_replies_end_the_turn(tmp_path: Path, db: SessionDB) -> None:
+@pytest.mark.parametrize("unusable", [("nonsense", {}), ("echo", '{"n": 1')])
+def test_three_unusable_replies_end_the_turn(tmp_path: Path, db: SessionDB, unusable: Any) -> None:
+    """Whether the tool does not exist or its arguments cannot be read."""
     with tools(echo=echo):
-        agent = agent_with(tmp_path, db, [call((f"nonsense{n}", {})) for n in range(9)])
+        agent = agent_with(tmp_path, db, [call(unusable) for _ in range(9)])
         result = agent.run_conversation("go")
-    assert result["failed"] is True
+    assert result["failure_reason"] == "invalid_tool_calls"
     assert result["api_calls"] == 3
+    assert roles(tmp_path) == ["user", *["assistant", "tool"] * 3]
+
+
+def test_a_tool_answers_to_its_alias(tmp_path: Path, db: SessionDB) -> None:
+    entry = ToolEntry("echo", "test", "", {"type": "object"}, echo, effect=Effect.PURE, aliases=("say_again",))
+    with tools(echo=entry):
+        agent = agent_with(tmp_path, db, [call(("say_again", {"n": 1})), say("done")])
+        agent.run_conversation("go")
+    assert stored(tmp_path)[2]["content"] == "result 1"
 
 
 def test_a_cut_tool_call_never_runs(tmp_path: Path, db: SessionDB) -> None:

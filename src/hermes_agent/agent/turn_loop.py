@@ -259,7 +259,7 @@ def _tool_round(agent: Host, turn: Turn, reply: Reply) -> Exit | None:
     if exit_ is None and turn.strikes >= MAX_STRIKES:
         return results.failed(
             "invalid_tool_calls",
-            FailureReason.INVALID_RESPONSE,
+            FailureReason.INVALID_TOOL_CALLS,
             f"The model sent {turn.strikes} unusable tool calls in a row.",
         )
     return exit_
@@ -276,11 +276,21 @@ def _prepare(agent: Host, turn: Turn, reply: Reply) -> bool:
     rows.assign_call_ids(reply.tool_calls, turn.call_ids)
     runnable = False
     for call in reply.tool_calls:
-        name = rows.repair_tool_name(call.name, agent.valid_tool_names)
+        entry = registry.get_entry(call.name)
+        known = call.name if entry is not None and entry.name in agent.valid_tool_names else None
+        name = known or rows.repair_tool_name(call.name, agent.valid_tool_names)
         if name is not None:
             call.name = name
-            runnable = True
+            runnable = runnable or _is_readable(call.arguments)
     return runnable
+
+
+def _is_readable(arguments: str) -> bool:
+    try:
+        rows.parse_arguments(arguments)
+    except ArgumentsError:
+        return False
+    return True
 
 
 def _once_each(reply: Reply) -> Reply:

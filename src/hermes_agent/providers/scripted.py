@@ -120,7 +120,7 @@ class Scripted:
             raise TurnInterrupted(cancellation.reason)
         if index is None:
             text = f"the script {script.source} is used up: no reply is left of its {len(script.replies)}"
-            raise ProviderError(text, reason=FailureReason.NOT_CONFIGURED)
+            raise ProviderError(text, reason=FailureReason.BAD_REQUEST)
         entry = script.replies[index]
         if entry.delay and cancellation.wait(entry.delay):
             raise TurnInterrupted(cancellation.reason)
