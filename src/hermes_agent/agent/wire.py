@@ -40,7 +40,7 @@ class WireMessages(Sequence[Message]):
         return map(_sent, self._rows[: self._length])
 
 
-class WireTools(tuple[Mapping[str, Any], ...]):
+class WireTools(list[Mapping[str, Any]]):
     """The tools of a turn's requests: dicts for anybody, bytes for our own client."""
 
     encoded: bytes
