@@ -124,6 +124,7 @@ def test_a_damaged_store_is_one_line_and_stays_as_it_is(hermes: Hermes):
     assert store.read_bytes() == b"this is no database" * 500
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_full_disk_is_one_line_and_the_session_goes_on_when_there_is_room(hermes: Hermes, fake: FakeOpenAI):
     """A limit on the size of files stands for the full disk: the next row cannot be written."""
     fake.extend([text("noted"), text("x" * 50_000), text("there is room again")])

@@ -205,7 +205,7 @@ def test_after_every_failure_the_conversation_goes_on(world: World):
 
 
 def test_a_model_is_told_what_is_wrong_with_its_calls_and_may_mend_them(world: World):
-    unusable = [NO_JSON, NO_OBJECT, calls(call("", {})), calls(call("terminal", {}))]
+    unusable = [NO_JSON, NO_OBJECT, calls(call("terminal", {})), calls(call("", {}))]
     world.fake.extend([*unusable, UNKNOWN_TOOL, text("sorry")])
     assert world.run("-z", "work", "--yolo").out == "sorry\n"
     assert roles(world.wire) == "u" + "ct" * 5
