@@ -154,7 +154,9 @@ attempt("after")
         assert len(found) == len(set(found))
 
     @pytest.mark.parametrize("partly", [False, True])
-    @pytest.mark.parametrize(("code_name", "told"), [("EIO", "StoreError store_io"), ("ENOSPC", "StoreFull store_full")])
+    @pytest.mark.parametrize(
+        ("code_name", "told"), [("EIO", "StoreError store_io"), ("ENOSPC", "StoreFull store_full")]
+    )
     def test_a_failed_write_is_reported_and_the_next_works(self, path, shim, way, code_name, told, partly):
         code = (
             SYNC_FAILS
@@ -253,6 +255,41 @@ say(skip)
         assert 5 < int(faults.run(code, tmp_path, shim=shim)[0]) < 500
 
 
+def test_a_first_start_that_is_killed_at_any_write_leaves_a_store_that_can_be_made(tmp_path, shim):
+    code = """
+def life(run):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+        except BaseException as error:
+            say(repr(error)); os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+killed = 0
+for partly in (False, True):
+    for skip in range(0, 300, 2):
+        path = f"{sys.argv[1]}/{partly}{skip}/state.db"
+        def first():
+            arm("state.db", WRITE | SYNC | TRUNCATE, skip=skip, code=0, partly=partly)
+            with SessionDB(path) as db:
+                db.create_session("s", "test")
+        def second():
+            with SessionDB(path) as db:
+                db.create_session("s", "test")
+                db.append_message("s", "user", "x")
+                assert len(db.get_messages_as_conversation("s")) == 1
+        end = life(first)
+        assert end in (0, -9), end
+        assert life(second) == 0
+        if end == 0:
+            break
+        killed += 1
+say(killed)
+"""
+    assert int(faults.run(code, tmp_path, shim=shim)[0]) > 40
+
+
 class TestPermissions:
     AS_NOBODY = """
 if os.getuid() == 0:
@@ -262,14 +299,18 @@ if os.getuid() == 0:
     def test_a_folder_that_cannot_be_written_is_named(self, tmp_path):
         home = tmp_path / "home"
         home.mkdir()
-        code = """
+        code = (
+            """
 SessionDB  # imported while we may still read the code
-""" + self.AS_NOBODY + """
+"""
+            + self.AS_NOBODY
+            + """
 try:
     SessionDB(sys.argv[1])
 except errors.StoreReadOnly as error:
     say(sys.argv[1] in str(error))
 """
+        )
         home.chmod(0o555)
         for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
             folder.chmod(folder.stat().st_mode | 0o055)
@@ -284,13 +325,16 @@ except errors.StoreReadOnly as error:
         path.parent.chmod(0o555)
         for folder in path.parents[1:4]:
             folder.chmod(folder.stat().st_mode | 0o055)
-        code = self.AS_NOBODY + """
+        code = (
+            self.AS_NOBODY
+            + """
 try:
     db = SessionDB(sys.argv[1])
     db.append_message("s", "user", "x")
 except errors.StoreReadOnly as error:
     say(sys.argv[1] in str(error))
 """
+        )
         try:
             assert faults.run(code, path) == ["True"]
         finally:
@@ -355,7 +399,7 @@ db._open.write(die)
 class TestAFileThatIsNotTheOneWeOpened:
     @pytest.mark.parametrize("change", ["replaced", "removed", "log removed"])
     def test_is_noticed_before_anything_is_acknowledged(self, path, tmp_path, monkeypatch, change):
-        monkeypatch.setattr(database, "_LOG_CHECK", 0.0)
+        monkeypatch.setattr(database, "_MORE_CHECKS", 0.0)
         with SessionDB(path) as db:
             db.append_message("s", "user", "ours")
             if change == "replaced":
@@ -369,6 +413,16 @@ class TestAFileThatIsNotTheOneWeOpened:
                 with pytest.raises(errors.StoreReplaced, match="replaced or removed"):
                     db.append_message("s", "user", "into the void")
         assert not any("into the void" in str(p.read_bytes()) for p in tmp_path.rglob("*") if p.is_file())
+
+    def test_a_file_that_a_newer_version_upgraded_is_not_written_any_more(self, path, monkeypatch):
+        monkeypatch.setattr(database, "_MORE_CHECKS", 0.0)
+        with SessionDB(path) as db:
+            db.append_message("s", "user", "ours")
+            faults.run("apsw.Connection(sys.argv[1]).execute('PRAGMA user_version=99')", path)
+            monkeypatch.setattr(database, "_MORE_CHECKS", 60.0)
+            for _ in range(3):
+                with pytest.raises(errors.StoreForeign, match="newer hermes"):
+                    db.append_message("s", "user", "theirs now")
 
     def test_a_new_handle_opens_the_new_file(self, path):
         with SessionDB(path) as old:

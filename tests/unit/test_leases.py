@@ -31,7 +31,9 @@ def user(text: str) -> Batch:
 def set_lease(db: SessionDB, **columns: object) -> None:
     """Make the session's lease look as if another owner had written it."""
     for name, value in columns.items():
-        db._database.write(lambda conn, name=name, value=value: conn.execute(f"UPDATE session_leases SET {name} = ?", (value,)))
+        db._database.write(
+            lambda conn, name=name, value=value: conn.execute(f"UPDATE session_leases SET {name} = ?", (value,))
+        )
 
 
 def owner(**parts: object) -> str:

@@ -20,7 +20,8 @@ NEXT = SCHEMA_VERSION + 1
 STEP = Migration(
     NEXT,
     "made_up",
-    "ALTER TABLE sessions ADD COLUMN mood TEXT; SELECT 1; UPDATE sessions SET mood = 'calm'; CREATE INDEX moods ON sessions (mood);",
+    "ALTER TABLE sessions ADD COLUMN mood TEXT; SELECT 1; UPDATE sessions SET mood = 'calm';"
+    "CREATE INDEX moods ON sessions (mood);",
 )
 BROKEN = Migration(NEXT, "broken", "ALTER TABLE sessions ADD COLUMN mood TEXT; INSERT INTO nowhere VALUES (1);")
 
@@ -133,7 +134,8 @@ def test_a_process_killed_inside_a_step_leaves_the_old_version(old):
     code = """
 conn = apsw.Connection(sys.argv[1])
 conn.create_scalar_function("die", lambda: os.kill(os.getpid(), 9), 0)
-steps = [migrate.Migration(migrate.SCHEMA_VERSION + 1, "dies", "ALTER TABLE sessions ADD COLUMN mood TEXT; SELECT die();")]
+sql = "ALTER TABLE sessions ADD COLUMN mood TEXT; SELECT die();"
+steps = [migrate.Migration(migrate.SCHEMA_VERSION + 1, "dies", sql)]
 migrate.prepare(conn, __import__("pathlib").Path(sys.argv[1]), steps=steps, version=migrate.SCHEMA_VERSION + 1)
 """
     with faults.Child(code, old) as child:
@@ -165,7 +167,8 @@ def test_concurrent_upgrades_run_each_step_once(old):
     code = """
 path = __import__("pathlib").Path(sys.argv[1])
 conn = apsw.Connection(str(path)); conn.set_busy_timeout(1000)
-step = migrate.Migration(migrate.SCHEMA_VERSION + 1, "once", "INSERT INTO state_meta VALUES ('once', 'x'); CREATE TABLE once (a);")
+sql = "INSERT INTO state_meta VALUES ('once', 'x'); CREATE TABLE once (a);"
+step = migrate.Migration(migrate.SCHEMA_VERSION + 1, "once", sql)
 say("ready"); hear()
 migrate.prepare(conn, path, steps=[step], version=migrate.SCHEMA_VERSION + 1)
 say("done")
@@ -206,6 +209,29 @@ say("done")
             assert scalar(conn, "SELECT count(*) FROM sessions") == 4
             assert scalar(conn, "SELECT count(*) FROM migrations") == 1
             assert scalar(conn, "PRAGMA journal_mode") == "wal"
+
+
+def test_making_a_store_waits_for_a_process_that_makes_it_too(tmp_path, monkeypatch):
+    path = tmp_path / "state.db"
+    code = """
+conn = apsw.Connection(sys.argv[1]); conn.execute("BEGIN EXCLUSIVE"); conn.execute("CREATE TABLE t (a)")
+say("held"); hear()
+conn.execute("ROLLBACK"); say("free")
+"""
+    with faults.Child(code, path) as child:
+        assert child.hear() == "held"
+        waited: list[float] = []
+
+        def let_go(seconds: float) -> None:
+            waited.append(seconds)
+            child.say()
+            assert child.hear() == "free"
+
+        monkeypatch.setattr("hermes_agent.store.migrate.time.sleep", let_go)
+        with SessionDB(path) as db:
+            db.create_session("s", "test")
+        assert len(waited) == 1
+        child.end()
 
 
 def test_an_older_store_is_not_read_by_a_reader_who_may_not_upgrade_it(old):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hermes_agent import errors
 from hermes_agent.store import encoding, messages
 from hermes_agent.store.session_db import SessionDB, encode_row
+from hermes_agent.store.writer import Batch
 from tests import faults
 
 
@@ -201,7 +202,11 @@ class TestTitles:
 
 TEXT = st.text(st.characters(categories=None) | st.sampled_from("\0\ud83d\udc00\\u0"), max_size=40)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
@@ -210,7 +215,20 @@ JSON = st.recursive(
 class TestMessages:
     @pytest.mark.parametrize(
         "content",
-        ["", "plain", None, 0, 5, -1.5, True, [], [{"type": "text", "text": "a"}], {"a": [1, None]}, "\\u0000", "x" * 100_000],
+        [
+            "",
+            "plain",
+            None,
+            0,
+            5,
+            -1.5,
+            True,
+            [],
+            [{"type": "text", "text": "a"}],
+            {"a": [1, None]},
+            "\\u0000",
+            "x" * 100_000,
+        ],
         ids=repr,
     )
     def test_content_comes_back_as_it_was_given(self, db, content):
@@ -224,11 +242,18 @@ class TestMessages:
         db.create_session("s", "test")
         calls = [{"id": "c1", "type": "function", "function": {"name": "todo", "arguments": '{"a": 1}'}}]
         first = db.append_message("s", "assistant", None, tool_calls=calls, reasoning="why", finish_reason="tool_calls")
-        second = db.append_message("s", "tool", "done", tool_call_id="c1", tool_name="todo", timestamp=12.5, token_count=7)
+        second = db.append_message(
+            "s", "tool", "done", tool_call_id="c1", tool_name="todo", timestamp=12.5, token_count=7
+        )
         assistant, tool = db.get_messages("s")
         assert assistant["tool_calls"] == calls
         assert (assistant["reasoning"], assistant["finish_reason"], assistant["content"]) == ("why", "tool_calls", None)
-        assert (tool["tool_call_id"], tool["tool_name"], tool["name"], tool["timestamp"]) == ("c1", "todo", "todo", 12.5)
+        assert (tool["tool_call_id"], tool["tool_name"], tool["name"], tool["timestamp"]) == (
+            "c1",
+            "todo",
+            "todo",
+            12.5,
+        )
         assert tool["token_count"] == 7
         assert [(row["id"], row["seq"], row["session_id"], row["active"]) for row in (assistant, tool)] == [
             (first, 1, "s", 1), (second, 2, "s", 1),
@@ -258,7 +283,9 @@ class TestMessages:
     def test_a_batch_is_all_or_nothing(self, db):
         db.create_session("s", "test")
         with pytest.raises(TypeError, match="'thing' cannot be stored"):
-            db.append_messages_batch("s", [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "thing": object()}])
+            db.append_messages_batch(
+                "s", [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "thing": object()}]
+            )
         assert db.message_count("s") == 0
         assert db.append_messages_batch("s", []) == []
         ids = db.append_messages_batch("s", [{"role": "user", "content": str(i)} for i in range(3)])
@@ -301,7 +328,9 @@ class TestMessages:
         db.append_message("s", "tool", [{"type": "text", "text": bad}], tool_call_id=bad, tool_name=bad)
         assistant, tool = db.get_messages_as_conversation("s")
         assert assistant["content"] == assistant["reasoning"] == good
-        assert assistant["tool_calls"] == [{"id": good, "type": "function", "function": {"name": good, "arguments": good}}]
+        assert assistant["tool_calls"] == [
+            {"id": good, "type": "function", "function": {"name": good, "arguments": good}}
+        ]
         assert tool["content"] == [{"type": "text", "text": good}]
         assert (tool["tool_call_id"], tool["tool_name"], tool["name"]) == (good, good, good)
 
@@ -337,13 +366,19 @@ class TestMessages:
             ("system", "secret instructions"),
         ):
             db.append_message("s", role, content)
-        expected = query(db, "SELECT id, content FROM messages WHERE role != 'system' AND content != '' AND typeof(content) = 'text'")
+        expected = query(
+            db, "SELECT id, content FROM messages WHERE role != 'system' AND content != '' AND typeof(content) = 'text'"
+        )
         assert len(expected) == 3
         for key, text in expected:
             row = db.get_messages("s", limit=1, offset=(key & messages.MAX_SEQ) - 1)[0]
             assert encoding.searchable(row["role"], row["content"]) == text
-        assert [key for key, _ in expected] == [row[0] for row in query(db, "SELECT id FROM messages_fts_docsize ORDER BY id")]
-        db._database.write(lambda conn: conn.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('integrity-check', 0)"))
+        assert [key for key, _ in expected] == [
+            row[0] for row in query(db, "SELECT id FROM messages_fts_docsize ORDER BY id")
+        ]
+        db._database.write(
+            lambda conn: conn.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('integrity-check', 0)")
+        )
 
 
 class TestEncoding:
@@ -376,7 +411,7 @@ class TestHandles:
             lambda: db.append_message("s", "user", "x"),
             lambda: db.get_messages("s"),
             lambda: db.get_session("s"),
-            lambda: db.list_sessions(),
+            db.list_sessions,
             lambda: db.claim("s"),
             lambda: db.create_session("t", "test"),
         ):
@@ -431,8 +466,6 @@ class TestHandles:
 
 
 def _batch(text: str) -> Any:
-    from hermes_agent.store.writer import Batch
-
     return Batch(rows=[encode_row({"role": "user", "content": text})])
 
 

@@ -99,9 +99,10 @@ class Anchors:
 
     def _put(self, session_key: int, slot: bytes) -> None:
         try:
-            with self._opening:
-                if self._fd < 0:
-                    self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if self._fd < 0:
+                with self._opening:
+                    if self._fd < 0:
+                        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.pwrite(self._fd, slot.ljust(_SIZE, b"\0"), session_key * _SIZE)
         except OSError:
             self.close()

@@ -33,8 +33,8 @@ SIDE_FILES = ("-wal", "-shm")
 _READERS = 8
 _BUSY_SLICE_MS = 1000
 """How long one wait for another process's lock lasts: an interrupt is heard after it."""
-_LOG_CHECK = 1.0
-"""Seconds between two looks at whether the log is still the one that is open."""
+_MORE_CHECKS = 1.0
+"""Seconds between two looks at whether the log is still the one that is open, and the schema ours."""
 _HALF_MADE = 64 * 1024
 """A file up to this size may be a store whose making was cut off."""
 
@@ -70,7 +70,7 @@ class Database:
         self._identity = _identity(path)
         self._log_name = f"{path}-wal"
         self._log_identity: tuple[int, int] | None = None
-        self._log_due = 0.0
+        self._more_due = 0.0
         self._replaced: errors.StoreReplaced | None = None
         self._store_id: bytes | None = None
         self._group = GroupCommit(self, full=options.synchronous == "FULL", patience=options.patience)
@@ -145,15 +145,16 @@ class Database:
         return conn
 
     def close(self) -> None:
-        """Drop one reference; the last one closes the file."""
+        """Drop one reference; the last one closes the file. In a forked child nothing happens."""
+        if self._pid != os.getpid():
+            return
         with _table_lock:
             self.references -= 1
             if self.references > 0:
                 return
             for key in [k for k, v in _table.items() if v is self]:
                 del _table[key]
-        if self._pid == os.getpid():
-            self._close_files()
+        self._close_files()
 
     def _close_files(self) -> None:
         self._closed = True
@@ -193,6 +194,7 @@ class Database:
             try:
                 conn = self._readers.pop()
             except IndexError:
+                self._check_path()
                 conn = self._open_reader()
             self._reading.add(conn)
             try:
@@ -241,22 +243,31 @@ class Database:
         if found is not None:
             raise faults.again(found)
 
-    def check(self) -> None:
-        """Raise `StoreReplaced` when the path names another file than the open one, or did its log's a second ago."""
+    def check(self, conn: apsw.Connection) -> None:
+        """Raise when the file is not the one we opened any more: replaced, removed or upgraded.
+
+        That the path names the open file is checked each time, the rest about once a second.
+        """
         self._check_path()
         now = time.monotonic()
-        if now < self._log_due and self._log_identity is not None:
+        if now < self._more_due and self._log_identity is not None:
             return
-        self._log_due = now + _LOG_CHECK
+        migrate.examine(conn, self.path)
         log = _identity(self._log_name)
         if self._log_identity is None:
             self._log_identity = log
         if log != self._log_identity:
             self._replaced = errors.StoreReplaced(f"{self._log_name} was replaced or removed while it was open")
             raise self._replaced
+        self._more_due = now + _MORE_CHECKS
 
     def _check_path(self) -> None:
-        if _identity(self._name) != self._identity:
+        try:
+            found = os.stat(self._name)
+            same = (found.st_dev, found.st_ino) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        if not same:
             self._replaced = errors.StoreReplaced(f"{self.path} was replaced or removed while it was open")
             raise self._replaced
 

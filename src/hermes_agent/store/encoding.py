@@ -8,9 +8,9 @@ from typing import Any, cast
 import msgspec
 
 WIRE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
-"""What is sent to a model; every other key is stored beside it."""
+"""What is sent to a model, the role first; every other key is stored beside it."""
 
-_OWN_COLUMNS = frozenset(("timestamp",))
+_OWN_OR_WIRE = frozenset((*WIRE_KEYS, "timestamp"))
 _REPLACEMENT = "\ufffd"
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _encode_any_keys = msgspec.json.Encoder().encode
@@ -51,11 +51,11 @@ def clean_json(value: Any) -> Any:
 
 def split(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The part of a row that is sent and the part that is only stored; marks (`_…`) are in neither."""
-    wire = {key: fields[key] for key in WIRE_KEYS if key in fields and (key == "content" or fields[key] is not None)}
+    wire = {key: fields[key] for key in WIRE_KEYS if key in fields and (fields[key] is not None or key == "content")}
     extra = {
         key: value
         for key, value in fields.items()
-        if key not in WIRE_KEYS and key not in _OWN_COLUMNS and value is not None and not key.startswith("_")
+        if key not in _OWN_OR_WIRE and value is not None and not key.startswith("_")
     }
     return wire, extra
 

@@ -37,6 +37,9 @@ def translated(path: Path, notice: Callable[[errors.StoreError], None] | None = 
         ours = from_sqlite(error, path)
     except OSError as error:
         ours = from_os(error, path)
+    except UnicodeDecodeError as error:
+        ours = errors.StoreDamaged(f"{path} holds text that is none; the file was left as it is, restore a backup")
+        ours.__cause__ = error
     else:
         return
     if notice is not None:

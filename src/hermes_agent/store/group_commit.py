@@ -46,8 +46,8 @@ class File(Protocol):
         """Open a connection for writing; it never waits for another process longer than a second at a time."""
         ...
 
-    def check(self) -> None:
-        """Raise if the path names another file than the open one; called inside the transaction."""
+    def check(self, conn: apsw.Connection) -> None:
+        """Raise if the file is not the one that was opened any more; called inside the transaction."""
         ...
 
     def notice(self, error: errors.StoreError) -> None:
@@ -87,7 +87,7 @@ class _Request:
 
     def wake(self) -> None:
         """End the caller's wait; harmless when it does not wait."""
-        try:
+        try:  # noqa: SIM105 - it is cheaper than `suppress`, and comes with every write
             self.woken.release()
         except RuntimeError:
             pass
@@ -186,6 +186,8 @@ class GroupCommit:
         if leads:
             self._clear_up()
             self._hand_over()
+        elif (leader := self._leader) is not None:
+            leader.wake()  # we may have been cut off just before
 
     def _lead(self) -> None:
         """Commit what waits and hand over."""
@@ -267,8 +269,11 @@ class GroupCommit:
 
     def _transact(self) -> None:
         conn = self._connection()
-        self._begin(conn, durable=any(request.durable for request in self._taken))
-        self._file.check()
+        durable = False
+        for request in self._taken:
+            durable = durable or request.durable
+        self._begin(conn, durable=durable)
+        self._file.check(conn)
         alone = len(self._taken) == 1
         for request in self._taken:
             if not request.done:
@@ -330,7 +335,7 @@ class GroupCommit:
             with faults.translated(self._file.path, self._file.notice):
                 conn = self._connection()
                 self._begin(conn, durable=True)
-                self._file.check()
+                self._file.check(conn)
                 landed = probe(conn)
                 conn.execute("COMMIT")
                 if landed:

@@ -53,6 +53,17 @@ def examine(conn: apsw.Connection, path: Path, *, version: int = SCHEMA_VERSION)
 
     Raises `StoreForeign` for another program's file or one that is newer than `version`.
     """
+    if conn.in_transaction:
+        return _examine(conn, path, version)
+    # in one snapshot, or a file that is just being made would look like somebody else's
+    conn.execute("BEGIN")
+    try:
+        return _examine(conn, path, version)
+    finally:
+        conn.execute("COMMIT")
+
+
+def _examine(conn: apsw.Connection, path: Path, version: int) -> int:
     application = _scalar(conn, "PRAGMA application_id")
     if application == APPLICATION_ID:
         found = _scalar(conn, "PRAGMA user_version")
@@ -78,13 +89,27 @@ def prepare(
 ) -> None:
     """Bring the file to `version`; takes no lock and writes nothing when it is there already.
 
-    Raises `StoreForeign` for another program's or a newer file.
+    Waits for another process that makes or upgrades the file. Raises `StoreForeign` for
+    another program's or a newer file.
     """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            _prepare(conn, path, steps, version)
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _prepare(conn: apsw.Connection, path: Path, steps: list[Migration] | None, version: int) -> None:
     found = examine(conn, path, version=version)
     if found == 0:
         _create(conn, path, version)
     elif found < version:
-        for step in steps if steps is not None else migrations():
+        for step in migrations() if steps is None else steps:
             if found < step.version <= version:
                 _apply(conn, path, step)
         if examine(conn, path, version=version) != version:
@@ -110,38 +135,16 @@ def _too_new(conn: apsw.Connection, path: Path) -> str:
 
 def _use_log(conn: apsw.Connection, path: Path) -> None:
     """Switch to the write-ahead log, if a tool switched it off or the file is new."""
-    if _journal_mode(conn, "") != "wal" and _journal_mode(conn, "=WAL") != "wal":
-        raise errors.StoreUnsafePlace(f"no write-ahead log can be kept beside {path}")
-
-
-def _journal_mode(conn: apsw.Connection, change: str) -> str:
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return next(str(row[0]) for row in conn.execute(f"PRAGMA journal_mode{change}"))
-        except apsw.BusyError:
-            # the switch does not wait by itself for another process that makes it too
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-def _begin(conn: apsw.Connection) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            conn.execute("BEGIN IMMEDIATE")
-        except apsw.BusyError:
-            if time.monotonic() > deadline:
-                raise
-        else:
+    for change in ("", "=WAL"):
+        if conn.execute(f"PRAGMA journal_mode{change}").fetchall() == [("wal",)]:
             return
+    raise errors.StoreUnsafePlace(f"no write-ahead log can be kept beside {path}")
 
 
 def _create(conn: apsw.Connection, path: Path, version: int) -> None:
     schema = (_HERE / "schema.sql").read_text(encoding="utf-8")
     _use_log(conn, path)
-    _begin(conn)
+    conn.execute("BEGIN IMMEDIATE")
     try:
         # another process may have made the schema while we waited for the lock
         if examine(conn, path, version=version) == 0:
@@ -160,7 +163,7 @@ def _create(conn: apsw.Connection, path: Path, version: int) -> None:
 
 def _apply(conn: apsw.Connection, path: Path, step: Migration) -> None:
     """Run one step, unless another process did while we waited for the lock."""
-    _begin(conn)
+    conn.execute("BEGIN IMMEDIATE")
     try:
         found = _scalar(conn, "PRAGMA user_version")
         if found < step.version:

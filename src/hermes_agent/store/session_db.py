@@ -32,10 +32,13 @@ class SessionDB:
         self._closed = False
         self._open = database.open_database(self.db_path, options, read_only=read_only)
         path = self._open.path
+        try:
+            store_id = self._open.store_id
+        except BaseException:
+            self._open.close()
+            raise
         self._anchors = anchors.Anchors(
-            path.with_name(path.name + "-anchors"),
-            self._open.store_id,
-            synced=self._open.options.synchronous == "FULL",
+            path.with_name(path.name + "-anchors"), store_id, synced=self._open.options.synchronous == "FULL"
         )
         self._appender = writer.Appender(self._open, self._anchors)
 

@@ -6,12 +6,14 @@ import secrets
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
 from hermes_agent import errors
 from hermes_agent.store import encoding, processes
+
+S = TypeVar("S", bound=StrEnum)
 
 
 class TurnState(StrEnum):
@@ -106,7 +108,14 @@ _COLUMNS = (
 
 def _record(values: tuple[Any, ...]) -> TurnRecord:
     key, turn_id, session_key, state, *rest = values
-    return TurnRecord(key, turn_id, session_key, TurnState(state), *rest)
+    return TurnRecord(key, turn_id, session_key, _state(TurnState, state), *rest)
+
+
+def _state(kind: type[S], value: Any) -> S:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise errors.StoreDamaged(f"the ledger says {value!r} where a state should be; restore a backup") from error
 
 
 def _clean(text: str | None) -> str | None:
@@ -271,7 +280,7 @@ def calls(conn: apsw.Connection, turn_key: int, step: int | None = None) -> list
         (turn_key, step),
     )
     return [
-        CallRecord(CallKey(step_, idx), call_id, name, effect, CallState(state), result)
+        CallRecord(CallKey(step_, idx), call_id, name, effect, _state(CallState, state), result)
         for step_, idx, call_id, name, effect, state, result in rows
     ]
 
