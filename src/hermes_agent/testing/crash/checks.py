@@ -131,7 +131,13 @@ def look(folder: Path, before: Image | None, died: str = "") -> tuple[Image | No
                 found.add("I1" if witness == "acks" else "I5", f"{witness} has records, the store is empty", lost=1)
         return None, found
     rows = [
-        {**json.loads(row["wire"]), "seq": row["id"] & messages.MAX_SEQ, "turn": row["turn_key"]} for row in image.rows
+        {
+            **json.loads(row["wire"]),
+            **json.loads(row["extra"] or "{}"),
+            "seq": row["id"] & messages.MAX_SEQ,
+            "turn": row["turn_key"],
+        }
+        for row in image.rows
     ]
     _file(folder, image, found)
     _numbers(image, found)
@@ -140,7 +146,7 @@ def look(folder: Path, before: Image | None, died: str = "") -> tuple[Image | No
     _ledger(image, rows, found)
     if died == "executor.finished_kept" and all(call["state"] != "finished" for call in image.calls):
         found.add("I3", "a result was kept behind a slower call and is not in the ledger")
-    _effects(image, outside, found)
+    _effects(image, rows, outside, found)
     _seen(image, rows, outside, found)
     _fences(image, before, found)
     _requests(outside, found)
@@ -251,7 +257,8 @@ def _ledger(image: Image, rows: list[Record], found: Findings) -> None:
         found.add("I2", f"tool_call_count is {image.session['tool_call_count']}, the ledger has {len(image.calls)}")
 
 
-def _effects(image: Image, outside: Outside, found: Findings) -> None:
+def _effects(image: Image, rows: list[Record], outside: Outside, found: Findings) -> None:
+    skipped = {row["seq"] for row in rows if row.get("effect_disposition") == "none"}
     calls = {call["ledger_id"]: call for call in image.calls}
     counts = Counter(record["call"] for record in outside.read("effects"))
     for ledger_id, count in counts.items():
@@ -262,7 +269,11 @@ def _effects(image: Image, outside: Outside, found: Findings) -> None:
             found.add("I4", f"unsafe call {ledger_id} took effect {count} times")
     for call in calls.values():
         acts = call["name"].startswith("witness_") and call["effect"] != "pure"
-        if acts and call["state"] in ("done", "finished") and not counts[call["ledger_id"]]:
+        took_effect = bool(counts[call["ledger_id"]])
+        if call["result_seq"] in skipped:
+            if took_effect:
+                found.add("I4", f"call {call['ledger_id']} is told as skipped and took effect")
+        elif acts and call["state"] in ("done", "finished") and not took_effect:
             found.add("I4", f"call {call['ledger_id']} is {call['state']} and never took effect")
 
 
