@@ -48,9 +48,7 @@ def report(result: Result) -> None:
     print(MARK + json.dumps(result), flush=True)
 
 
-def rotate(
-    rounds: int, sides: Mapping[str, Callable[[], Result]], *, warm_up: bool = False
-) -> dict[str, list[Result]]:
+def rotate(rounds: int, sides: Mapping[str, Callable[[], Result]], *, warm_up: bool = False) -> dict[str, list[Result]]:
     """Run every side once a round, the order turned round each time; a warm-up round is thrown away."""
     results: dict[str, list[Result]] = {name: [] for name in sides}
     for number in range(-1 if warm_up else 0, rounds):

@@ -1,6 +1,6 @@
 """The floor of a one-shot answer: a script that stores the question, asks, stores the answer, prints it.
 
-    python bench/floor_answer.py --url http://127.0.0.1:PORT/v1 --store FILE QUESTION
+python bench/floor_answer.py --url http://127.0.0.1:PORT/v1 --store FILE QUESTION
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
     │   ├── AmbiguousSession
     │   └── SettingsError
     ├── StoreError
+    │   ├── StoreMissing           there is nothing to read yet
     │   ├── StoreLocked            another process holds the write lock
     │   ├── StoreFull              no space left
     │   ├── StoreReadOnly
@@ -54,6 +55,7 @@ class FailureReason(StrEnum):
     SESSION_BUSY = "session_busy"
     STALE_LEASE = "stale_lease"
     POISON = "poison"
+    STORE_MISSING = "store_missing"
     STORE_LOCKED = "store_locked"
     STORE_FULL = "store_full"
     STORE_READ_ONLY = "store_read_only"
@@ -108,6 +110,7 @@ FAILURES: dict[FailureReason, Failure] = {
     FailureReason.SESSION_BUSY: Failure(True, "Another process runs a turn on this session; wait until it ends."),
     FailureReason.STALE_LEASE: Failure(True, "Another process took over this session; resume it to see its state."),
     FailureReason.POISON: Failure(False, "This turn crashed the process again and again; send a new message."),
+    FailureReason.STORE_MISSING: Failure(False, "Begin a conversation with: hermes"),
     FailureReason.STORE_LOCKED: Failure(True, "Another process holds the store's write lock; try again."),
     FailureReason.STORE_FULL: Failure(True, "The disk is full; free some space and try again."),
     FailureReason.STORE_READ_ONLY: Failure(False, "The store cannot be written; check the permissions of HERMES_HOME."),
@@ -163,6 +166,12 @@ class StoreError(HermesError):
     """The store could not do what was asked."""
 
     reason = FailureReason.STORE_IO
+
+
+class StoreMissing(StoreError):
+    """There is no store at that place yet."""
+
+    reason = FailureReason.STORE_MISSING
 
 
 class StoreLocked(StoreError):

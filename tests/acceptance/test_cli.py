@@ -16,19 +16,6 @@ from hermes_agent.testing.fake_openai import FakeOpenAI, call, calls, error, tex
 from hermes_agent.version import VERSION
 from tests.acceptance.hermes import KEY, Hermes
 
-
-@pytest.fixture
-def fake():
-    with FakeOpenAI() as server:
-        yield server
-        assert server.violations == []
-
-
-@pytest.fixture
-def hermes(hermes_home: Path, fake: FakeOpenAI) -> Hermes:
-    return Hermes(hermes_home, fake)
-
-
 # -- what it costs to start -------------------------------------------------------
 
 

@@ -14,18 +14,6 @@ from hermes_agent.testing.fake_openai import FakeOpenAI, call, calls, error, raw
 from tests.acceptance.hermes import COMMAND, Hermes
 
 
-@pytest.fixture
-def fake():
-    with FakeOpenAI() as server:
-        yield server
-        assert server.violations == []
-
-
-@pytest.fixture
-def hermes(hermes_home: Path, fake: FakeOpenAI) -> Hermes:
-    return Hermes(hermes_home, fake)
-
-
 def test_without_a_model_one_screen_says_how_to_name_one(hermes_home: Path):
     hermes = Hermes(hermes_home)
     for command in (("-z", "hi"), ("chat", "-q", "hi"), ()):
@@ -238,3 +226,13 @@ def test_the_usage_file_is_written_whatever_happens(hermes: Hermes, fake: FakeOp
     done = hermes.run("-z", "hi", "--usage-file", "/no/such/folder/usage.json")
     assert (done.code, done.out) == (0, "fine\n")
     assert "usage.json" in done.err
+
+
+def test_a_store_that_a_kill_left_empty_is_no_store_yet(hermes: Hermes, fake: FakeOpenAI):
+    """The file stands before the first byte of it: a process that dies there has lost nothing."""
+    fake.extend([text("begun")])
+    hermes.home.mkdir(mode=0o700, parents=True)
+    (hermes.home / "state.db").touch(mode=0o600)
+    assert "No session is stored yet" in hermes.run("sessions", "list").out
+    assert hermes.run("-z", "begin").out == "begun\n"
+    assert "begin" in hermes.run("sessions", "list").out

@@ -19,18 +19,6 @@ from hermes_agent.testing.fake_openai import FakeOpenAI, call, calls, delay, hol
 from tests.acceptance.hermes import Hermes, finish, wait_for
 
 
-@pytest.fixture
-def fake():
-    with FakeOpenAI() as server:
-        yield server
-        assert server.violations == []
-
-
-@pytest.fixture
-def hermes(hermes_home: Path, fake: FakeOpenAI) -> Hermes:
-    return Hermes(hermes_home, fake)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_a_slow_model_call_ends_the_turn_within_two_seconds(
     hermes: Hermes, fake: FakeOpenAI, number: signal.Signals

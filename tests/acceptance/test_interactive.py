@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import termios
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,18 +15,6 @@ UNSAFE = calls(call("terminal", {"command": "touch made"}))
 UP = "\x1b[A"
 ALT_ENTER = "\x1b\r"
 CTRL_C, CTRL_D = "\x03", "\x04"
-
-
-@pytest.fixture
-def fake():
-    with FakeOpenAI() as server:
-        yield server
-        assert server.violations == []
-
-
-@pytest.fixture
-def hermes(hermes_home: Path, fake: FakeOpenAI) -> Hermes:
-    return Hermes(hermes_home, fake)
 
 
 def users(fake: FakeOpenAI) -> list[str]:

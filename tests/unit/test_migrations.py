@@ -227,16 +227,16 @@ conn.execute("ROLLBACK"); say("free")
             child.say()
             assert child.hear() == "free"
 
-        monkeypatch.setattr("hermes_agent.store.migrate.time.sleep", let_go)
-        with SessionDB(path) as db:
-            db.create_session("s", "test")
+        with monkeypatch.context() as patched:
+            patched.setattr("hermes_agent.store.migrate.time.sleep", let_go)
+            with SessionDB(path) as db:
+                db.create_session("s", "test")
         assert len(waited) == 1
         child.end()
 
 
-def test_an_older_store_is_not_read_by_a_reader_who_may_not_upgrade_it(old):
-    with connection(old) as conn:
-        conn.execute("PRAGMA user_version=0")
+def test_an_older_store_is_not_read_by_a_reader_who_may_not_upgrade_it(old, monkeypatch):
+    monkeypatch.setattr(migrate, "SCHEMA_VERSION", migrate.SCHEMA_VERSION + 1)
     with pytest.raises(errors.StoreForeign, match="older schema"):
         SessionDB(old, read_only=True)
 

@@ -127,6 +127,7 @@ def test_loading_the_tools_loads_nothing_heavy(unmeasured: None) -> None:
     # What the tools' own floor below imports is not theirs to save.
     script = (
         "import json, re, pathlib, sys, hermes_agent.tools.registry, hermes_agent.tools.context, hermes_agent.errors\n"
+        "import hermes_agent.store.encoding\n"
         "before = set(sys.modules)\n"
         "from hermes_agent.tools import patch, read_file, search_files, skills_list, todo, write_file\n"
         f"print(sorted({heavy} & (set(sys.modules) - before)))"

@@ -91,4 +91,3 @@ def _sent(row: Message) -> Message:
     if "api_content" in row:
         sent["content"] = row["api_content"]
     return sent
-

@@ -35,9 +35,7 @@ def selftest() -> None:
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Work below this folder; failed trials stay there."
 )
 @click.option("--jobs", type=click.IntRange(1, 16), help="Trials at once; as many as there are processors, at most 4.")
-def crash(
-    *, short: bool, kills: int | None, seed: int, mutants: bool, keep: Path | None, jobs: int | None
-) -> int:
+def crash(*, short: bool, kills: int | None, seed: int, mutants: bool, keep: Path | None, jobs: int | None) -> int:
     """Kill the agent at every failpoint, resume it, and check that nothing was lost or done twice."""
     size = campaign.SHORT if short or kills else campaign.LONG
     if kills:

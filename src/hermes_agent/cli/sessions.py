@@ -14,7 +14,7 @@ from hermes_agent import home as home_module
 from hermes_agent.agent import plan
 from hermes_agent.cli.screen import Stream, one_line
 from hermes_agent.cli.session_table import table
-from hermes_agent.errors import FAILURES, FailureReason, UnknownSession
+from hermes_agent.errors import FAILURES, FailureReason, StoreMissing, UnknownSession
 from hermes_agent.store.session_db import SessionDB
 from hermes_agent.transcript import rows
 from hermes_agent.transcript.rows import ArgumentsError
@@ -68,8 +68,10 @@ def _show(session: str, format_: str) -> int:
 
 def _open() -> SessionDB | None:
     """The store, read only; None when there is none."""
-    path = home_module.hermes_home() / "state.db"
-    return SessionDB(path, read_only=True) if path.exists() else None
+    try:
+        return SessionDB(home_module.hermes_home() / "state.db", read_only=True)
+    except StoreMissing:
+        return None
 
 
 def _facts(session: Row) -> Row:

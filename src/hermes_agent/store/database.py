@@ -324,7 +324,7 @@ def open_database(path: Path, options: StoreOptions | None = None, *, read_only:
             shared.references += 1
             return shared
         if read_only and identity == (0, 0):
-            raise errors.StoreError(f"there is no store at {path}")
+            raise errors.StoreMissing(f"there is no store at {path}")
         if not read_only:
             _make_file(path)
         database = Database(path, options or StoreOptions(), read_only=read_only)

@@ -19,16 +19,18 @@ _encode_any_keys = msgspec.json.Encoder().encode
 def clean_text(text: str) -> str:
     """`text` without NUL and lone surrogates, each replaced by U+FFFD; the same object when it was clean.
 
-    SQLite's length and search stop at a NUL, and UTF-8 has no form for half a pair.
+    SQLite's length and search stop at a NUL.
     """
-    if "\0" in text:
-        text = text.replace("\0", _REPLACEMENT)
+    return join_pairs(text.replace("\0", _REPLACEMENT) if "\0" in text else text)
+
+
+def join_pairs(text: str) -> str:
+    """`text` as UTF-8 can hold it: a pair written as two halves becomes its character, a lone half U+FFFD."""
     if text.isascii():
         return text
     try:
         text.encode()
     except UnicodeEncodeError:
-        # a proper pair written as two halves becomes its character, a lone half the replacement
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 

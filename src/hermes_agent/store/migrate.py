@@ -79,7 +79,9 @@ def _examine(conn: apsw.Connection, path: Path, version: int) -> int:
 
 
 def refuse_older(path: Path, found: int) -> None:
-    """Refuse to read a file of ours that has not been upgraded."""
+    """Refuse to read a file of ours that has not been upgraded, or that is still empty."""
+    if found == 0:
+        raise errors.StoreMissing(f"the store at {path} is still empty")
     if found < SCHEMA_VERSION:
         raise errors.StoreForeign(f"{path} has the older schema {found}; open it once for writing to upgrade it")
 

@@ -101,9 +101,7 @@ class TurnRecord:
     error: str | None
 
 
-_COLUMNS = (
-    "key, id, session_key, state, owner, input, user_seq, end_seq, attempts, crash_resumes, reason, error"
-)
+_COLUMNS = "key, id, session_key, state, owner, input, user_seq, end_seq, attempts, crash_resumes, reason, error"
 
 
 def _record(values: tuple[Any, ...]) -> TurnRecord:

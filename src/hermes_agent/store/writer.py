@@ -295,8 +295,7 @@ _SET = (
 _WHERE = " WHERE key = ? AND fence = ? AND last_event = ?"
 _MOVE = _SET + _WHERE
 _MOVE_USED = (
-    _SET
-    + ", api_call_count = api_call_count + ?, input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,"
+    _SET + ", api_call_count = api_call_count + ?, input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,"
     " cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,"
     " reasoning_tokens = reasoning_tokens + ?" + _WHERE
 )

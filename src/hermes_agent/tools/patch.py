@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_agent.errors import ToolError
+from hermes_agent.store.encoding import join_pairs
 from hermes_agent.tools import paths
 from hermes_agent.tools.arguments import flag, text
 from hermes_agent.tools.atomic_write import atomic_write
 from hermes_agent.tools.context import ToolContext
 from hermes_agent.tools.registry import Arguments, Effect, ToolEntry
-from hermes_agent.tools.results import clean, json_handler
+from hermes_agent.tools.results import json_handler
 from hermes_agent.tools.write_file import written_paths
 
 _MAX_BYTES = 32 << 20
@@ -46,7 +47,7 @@ class _Edit(NamedTuple):
 
 def _run(args: Arguments, context: ToolContext) -> dict[str, Any]:
     name = text(args, "path")
-    old, new = text(args, "old_string"), clean(text(args, "new_string"))
+    old, new = text(args, "old_string"), join_pairs(text(args, "new_string"))
     everywhere = flag(args, "replace_all")
     if not old:
         raise ToolError("old_string is empty; give the text to replace, or create a file with write_file.")

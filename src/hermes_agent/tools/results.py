@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hermes_agent.errors import ToolError
+from hermes_agent.store.encoding import join_pairs
 from hermes_agent.tools.atomic_write import atomic_write, make_folders
 from hermes_agent.tools.context import ToolContext
 from hermes_agent.tools.registry import Arguments, Handler
@@ -103,18 +104,7 @@ class TurnBudget:
 
 def to_json(value: Any) -> str:
     """JSON text that can be encoded as UTF-8: half surrogate pairs become U+FFFD."""
-    return clean(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def clean(text: str) -> str:
-    """The text with every half surrogate pair replaced; nearly always the same object."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+    return join_pairs(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _no_nul(text: str) -> str:
@@ -154,7 +144,7 @@ def normalise(value: Any) -> Content:
     one text when it holds only text; with other parts it stays a list.
     """
     if isinstance(value, str):
-        return _no_nul(clean(value)) or NO_OUTPUT
+        return _no_nul(join_pairs(value)) or NO_OUTPUT
     if isinstance(value, bytes | bytearray):
         return _no_nul(bytes(value).decode("utf-8", "replace")) or NO_OUTPUT
     if value is None or value == []:
@@ -206,7 +196,7 @@ def maybe_persist_tool_result(
 
 def _spilled(text: str, tool_name: str, tool_use_id: str, budget: ResultBudget) -> str:
     fields, field, body = _readable(text)
-    body = clean(body)
+    body = join_pairs(body)
     path = _save(body, tool_use_id, budget.spill_dir)
     head_size = budget.preview * 2 // 3
     head = _head(body, head_size)
@@ -323,7 +313,7 @@ def _as_part(part: Part) -> Part:
     """A part in chat-completions form."""
     kind = part["type"]
     if kind in ("text", "input_text", "output_text"):
-        return {"type": "text", "text": _no_nul(clean(str(part.get("text") or "")))}
+        return {"type": "text", "text": _no_nul(join_pairs(str(part.get("text") or "")))}
     if kind == "image" and isinstance(part.get("data"), str):
         mime = part.get("mimeType") or "image/png"
         return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{part['data']}"}}

@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_agent.errors import ToolError
+from hermes_agent.store.encoding import join_pairs
 from hermes_agent.tools import paths
 from hermes_agent.tools.arguments import text
 from hermes_agent.tools.atomic_write import atomic_write, make_folders
 from hermes_agent.tools.context import ToolContext
 from hermes_agent.tools.registry import Arguments, Effect, ToolEntry
-from hermes_agent.tools.results import clean, json_handler
+from hermes_agent.tools.results import json_handler
 
 
 def _run(args: Arguments, context: ToolContext) -> dict[str, Any]:
     path = paths.resolve(text(args, "path"), context)
-    data = clean(text(args, "content")).encode()
+    data = join_pairs(text(args, "content")).encode()
     refused = paths.refuse_write(path, context)
     if refused:
         raise ToolError(refused)

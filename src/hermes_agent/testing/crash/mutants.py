@@ -413,5 +413,3 @@ def secret_logged() -> None:
         return redact
 
     _replace(log, "redact", make)
-
-
