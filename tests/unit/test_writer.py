@@ -102,7 +102,7 @@ class TestTheChain:
 
     @pytest.mark.parametrize("seq", [0, ROWS + 1, ROWS + 5])
     def test_an_added_row_is_noticed(self, path, seq):
-        copied = "role, wire, extra, timestamp, hash"
+        copied = "role, wire, extra, timestamp, event, hash"
         edit(
             path,
             f"INSERT INTO messages (id, {copied}) SELECT {at(0)} + {seq}, {copied} FROM messages WHERE id = {at(ROWS)}",
@@ -414,7 +414,7 @@ class TestFlippedBits:
                 noticed += 1
                 continue
             assert [(row["role"], row["content"], row["beside"], row["timestamp"]) for row in rows] == right, place
-        assert noticed > 100
+        assert noticed > 60  # the test tries something: most of the other bits lie in free space
 
 
 class TestCommits:
@@ -437,7 +437,10 @@ class TestCommits:
         [turn] = claim.open_turns()
         assert (turn.state, turn.user_seq, turn.attempts) == (TurnState.RUNNING, 1, 1)
         assert [(call.key, call.state) for call in claim.ledger()] == [(CallKey(1, 0), CallState.PROPOSED)]
-        assert [event[1:3] for event in self.everything(db, "events")] == [("turn.running", turn.id), ("message", "1")]
+        assert [event[1:3] for event in self.everything(db, "session_events")] == [
+            ("turn.running", turn.id),
+            ("message", "1"),
+        ]
         session = db.get_session("s")
         assert session is not None
         assert (session["message_count"], session["tool_call_count"], session["input_tokens"]) == (1, 1, 3)
@@ -462,7 +465,7 @@ class TestCommits:
         claim.commit(Batch(rows=[encode_row({"role": "assistant", "content": "done"})], end=TurnEnd(TurnState.DONE)))
         claim.release()
         db.append_message("s", "user", "later")
-        events = self.everything(db, "events")
+        events = sorted(self.everything(db, "session_events"))
         assert [event[0] & messages.MAX_SEQ for event in events] == list(range(1, len(events) + 1))
         assert [event[1] for event in events] == ["turn.running", "message", "message", "turn.done", "message"]
 

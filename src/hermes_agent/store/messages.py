@@ -22,7 +22,9 @@ BLOCK = 64
 _decode = msgspec.json.Decoder().decode
 _pack = struct.Struct("<16sqdI").pack
 _sha256 = hashlib.sha256
-_INSERT = "INSERT INTO messages (id, role, wire, extra, timestamp, turn_key, hash) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT = (
+    "INSERT INTO messages (id, role, wire, extra, timestamp, turn_key, event, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _INDEX = "INSERT INTO messages_fts (rowid, content) VALUES (?, ?)"
 _RANGE = "FROM messages WHERE id > ? AND id <= ? ORDER BY id"
 _RAW = f"SELECT CAST(wire AS BLOB), CAST(extra AS BLOB), timestamp, active {_RANGE}"
@@ -81,13 +83,16 @@ def place(rows: Sequence[Row], last_seq: int, head: bytes) -> list[Placed]:
     return placed
 
 
-def insert(conn: apsw.Connection, session_key: int, placed: Sequence[Placed], turn_key: int | None) -> None:
-    """Store placed rows and index what can be searched; part of the caller's transaction."""
-    for item in placed:
+def insert(conn: apsw.Connection, session_key: int, placed: Sequence[Placed], turn_key: int | None, event: int) -> None:
+    """Store placed rows, the first as event number `event`, and index what can be searched.
+
+    Part of the caller's transaction.
+    """
+    for number, item in enumerate(placed, event):
         row = item.row
         key = row_id(session_key, item.seq)
         extra = None if row.extra is None else row.extra.decode()
-        conn.execute(_INSERT, (key, row.role, row.wire.decode(), extra, row.timestamp, turn_key, item.hash))
+        conn.execute(_INSERT, (key, row.role, row.wire.decode(), extra, row.timestamp, turn_key, number, item.hash))
         if row.text:
             conn.execute(_INDEX, (key, row.text))
         if item.seq % BLOCK == 0:

@@ -60,6 +60,7 @@ CREATE TABLE messages (
     extra TEXT,
     timestamp REAL NOT NULL,
     turn_key INTEGER,
+    event INTEGER NOT NULL,
     hash BLOB NOT NULL,
     active INTEGER NOT NULL DEFAULT 1,
     compacted INTEGER NOT NULL DEFAULT 0,
@@ -112,13 +113,19 @@ CREATE TABLE tool_calls (
     PRIMARY KEY (turn_key, step, idx)
 ) WITHOUT ROWID;
 
--- One sequence a session: what every client's cursor walks over.
+-- What happened in a session beside its rows. A row is an event too and carries its number itself.
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
     kind TEXT NOT NULL,
     ref TEXT,
     at REAL NOT NULL
 );
+
+-- One sequence a session, 1..n without gaps: what every client's cursor walks over.
+CREATE VIEW session_events AS
+SELECT id, kind, ref, at FROM events
+UNION ALL
+SELECT (id >> 24 << 24) | event, 'message', CAST(id & 16777215 AS TEXT), timestamp FROM messages;
 
 CREATE TABLE session_leases (
     session_key INTEGER PRIMARY KEY,

@@ -131,10 +131,9 @@ class SessionWriter:
             placed = messages.place(batch.rows, self._head.last_seq, self._head.head)
             begins = batch.begin or batch.start is not None
             turn_id = turns.new_turn_id() if batch.begin else self._accepted_id(batch.start) or self.turn_id
-            announced: list[Event] = [("turn.running", turn_id)] if begins else []
-            announced += [("message", str(item.seq)) for item in placed]
-            if batch.end is not None:
-                announced.append((f"turn.{batch.end.state}", turn_id))
+            before: list[Event] = [("turn.running", turn_id)] if begins else []
+            after: list[Event] = [] if batch.end is None else [(f"turn.{batch.end.state}", turn_id)]
+            first = self._head.last_event + len(before) + 1
             turn_key = self._turn_key
 
             def work(conn: apsw.Connection) -> None:
@@ -144,7 +143,7 @@ class SessionWriter:
                 elif batch.start is not None:
                     turn_key = batch.start
                     turns.start(conn, batch.start, self._head.last_seq + 1, self._head.fence)
-                messages.insert(conn, self._head.key, placed, turn_key)
+                messages.insert(conn, self._head.key, placed, turn_key, first)
                 if turn_key is None:
                     return
                 self._ledger(conn, turn_key, batch, placed)
@@ -152,7 +151,7 @@ class SessionWriter:
                     last = placed[-1].seq if placed else self._head.last_seq
                     turns.end(conn, turn_key, batch.end.state, last, batch.end.reason, batch.end.error)
 
-            self._apply(work, announced, placed, batch.usage, len(batch.proposals))
+            self._apply(work, before, after, placed, batch.usage, len(batch.proposals))
             self._turn_key, self.turn_id = (None if batch.end is not None else turn_key), turn_id
             if placed:
                 self._anchors.record(self._head.key, self._head.last_seq, self._head.head)
@@ -223,19 +222,23 @@ class SessionWriter:
     def _apply(
         self,
         work: Callable[[apsw.Connection], None],
-        announced: list[Event],
+        before: list[Event],
+        after: Sequence[Event] = (),
         placed: Sequence[messages.Placed] = (),
         used: usage.UsageDelta | None = None,
         calls: int = 0,
     ) -> None:
-        """Run one transaction under the fence and move the head when it is durable."""
+        """Run one transaction under the fence and move the head when it is durable.
+
+        The events `before` and `after` (at most one) stand around those of the placed rows.
+        """
         old = self._head
         new = sessions.Head(
             old.key,
             old.id,
             old.fence,
             placed[-1].seq if placed else old.last_seq,
-            old.last_event + len(announced),
+            old.last_event + len(before) + len(placed) + len(after),
             placed[-1].hash if placed else old.head,
         )
         if new.last_event > messages.MAX_SEQ:
@@ -245,8 +248,9 @@ class SessionWriter:
         def transaction(conn: apsw.Connection) -> None:
             _move(conn, old, new, now, len(placed), calls, used)
             work(conn)
-            for number, (kind, ref) in enumerate(announced, old.last_event + 1):
-                conn.execute(_EVENT, (messages.row_id(old.key, number), kind, ref, now))
+            for events, first in ((before, old.last_event + 1), (after, new.last_event)):
+                for number, (kind, ref) in enumerate(events, first):
+                    conn.execute(_EVENT, (messages.row_id(old.key, number), kind, ref, now))
             if used is not None:
                 usage.add(conn, old.key, used)
 
@@ -355,9 +359,7 @@ def _append(conn: apsw.Connection, old: sessions.Head, rows: Sequence[messages.R
     new = sessions.Head(old.key, old.id, old.fence, last.seq, old.last_event + len(placed), last.hash)
     now = time.time()
     _move(conn, old, new, now, len(placed), 0, None)
-    messages.insert(conn, old.key, placed, None)
-    for number, item in enumerate(placed, old.last_event + 1):
-        conn.execute(_EVENT, (messages.row_id(old.key, number), "message", str(item.seq), now))
+    messages.insert(conn, old.key, placed, None, old.last_event + 1)
     return new
 
 

@@ -96,7 +96,7 @@ def load(home: Path) -> Image | None:
                 " JOIN turns t ON t.key = c.turn_key WHERE t.session_key = ? ORDER BY turn_key, step, idx",
                 key,
             ),
-            events=_select(conn, "SELECT * FROM events WHERE id > ? AND id <= ? ORDER BY id", low, high),
+            events=_select(conn, "SELECT * FROM session_events WHERE id > ? AND id <= ? ORDER BY id", low, high),
             lease=next(iter(_select(conn, "SELECT * FROM session_leases WHERE session_key = ?", key)), None),
             faults=faults,
         )
