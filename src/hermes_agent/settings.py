@@ -79,7 +79,7 @@ class AgentSettings(Struct, frozen=True):
     """`agent:`, the bounds of a turn."""
 
     max_turns: Count | None = None
-    """Model calls in one turn; None means no limit."""
+    """Model calls in one turn; None takes the agent's own limit of 90."""
     api_max_retries: Size = 3
     disabled_toolsets: tuple[str, ...] = ()
 
@@ -132,9 +132,12 @@ class Proxies(Struct, frozen=True):
     bypass: tuple[str, ...] = ()
 
     def for_url(self, url: str) -> str | None:
-        """As `for_host`, for the server of a URL."""
-        parts = urlsplit(url)
-        return self.for_host(parts.scheme, parts.hostname or "", parts.port)
+        """As `for_host`, for the server of a URL; None for one that is no URL, which the client then refuses."""
+        try:
+            parts = urlsplit(url)
+            return self.for_host(parts.scheme, parts.hostname or "", parts.port)
+        except ValueError:
+            return None
 
     def for_host(self, scheme: str, host: str, port: int | None = None) -> str | None:
         """The proxy's address for one server, or None for a direct connection. This machine is always direct."""

@@ -236,3 +236,11 @@ def test_a_store_that_a_kill_left_empty_is_no_store_yet(hermes: Hermes, fake: Fa
     assert "No session is stored yet" in hermes.run("sessions", "list").out
     assert hermes.run("-z", "begin").out == "begun\n"
     assert "begin" in hermes.run("sessions", "list").out
+
+
+@pytest.mark.parametrize("url", ["http://host:port/v1", "http://[::1/v1", "not a url"])
+def test_a_base_url_that_is_none_is_one_line(hermes_home: Path, url: str):
+    done = Hermes(hermes_home).run("-z", "hi", "--base-url", url, "-m", "m")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert "base URL" in done.err

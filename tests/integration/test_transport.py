@@ -14,10 +14,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from hermes_agent import settings
 from hermes_agent.cancellation import Cancellation
 from hermes_agent.errors import SettingsError, TurnInterrupted
 from hermes_agent.providers import transport
-from hermes_agent.providers.openai_client import OpenAI, proxy_for
+from hermes_agent.providers.openai_client import OpenAI
 from hermes_agent.testing.fake_openai import FakeOpenAI, hold, text
 from tests.integration.http_here import KEY, certificate, client_of, complete, create, forward_proxy, tls_front
 
@@ -247,5 +248,5 @@ class TestTlsAndProxies:
             ("http://localhost:8080/v1", {"HTTP_PROXY": "http://p:1"}, None),
         ],
     )
-    def test_the_proxy_variables_mean_what_they_mean_elsewhere(self, url, environ, expected):
-        assert proxy_for(url, environ) == expected
+    def test_the_proxy_variables_mean_what_they_mean_elsewhere(self, tmp_path, url, environ, expected):
+        assert settings.load(tmp_path, environ).proxies.for_url(url) == expected

@@ -25,11 +25,6 @@ _ANSWERS = {
 _TRIES = 3
 
 
-def possible(err: Stream) -> bool:
-    """Whether somebody is there: standard input and standard error are a terminal."""
-    return err.terminal and sys.stdin is not None and sys.stdin.isatty()
-
-
 class Questions:
     """Puts questions, one at a time, to the person at the terminal.
 

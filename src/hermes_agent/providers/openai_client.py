@@ -50,7 +50,7 @@ def _view(value: Any) -> Any:
 class OpenAI:
     """A client of one endpoint; every client of one endpoint in the process shares its connections.
 
-    `timeout` is the longest silence in seconds; `proxy` the URL of an HTTP proxy, see `proxy_for`.
+    `timeout` is the longest silence in seconds; `proxy` the URL of an HTTP proxy.
     """
 
     def __init__(
@@ -312,32 +312,12 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
     return b"".join((head[:-1], *parts, b"}"))
 
 
-def proxy_for(base_url: str, environ: Mapping[str, str]) -> str | None:
-    """Return the proxy that the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY name for `base_url`.
-
-    Small letters win over capitals. Requests to this machine never use a proxy.
-    """
-    parts = urlsplit(base_url)
-    host = (parts.hostname or "").lower()
-    if host in ("localhost", "::1") or host.startswith("127."):
-        return None
-
-    def variable(name: str) -> str:
-        return environ.get(name.lower()) or environ.get(name) or ""
-
-    for entry in variable("NO_PROXY").split(","):
-        name = entry.strip().lower().removeprefix("*").removeprefix(".")
-        if entry.strip() == "*" or (name and (name in (host, parts.netloc.lower()) or host.endswith("." + name))):
-            return None
-    return variable(f"{parts.scheme.upper()}_PROXY") or variable("ALL_PROXY") or None
-
-
 def _where(base_url: str, proxy: str | None) -> tuple[_Address, str]:
-    parts = urlsplit(base_url)
     try:
+        parts = urlsplit(base_url)
         port = parts.port
     except ValueError as exc:
-        raise SettingsError(f"the base URL {base_url!r} has no usable port") from exc
+        raise SettingsError(f"the base URL {base_url!r} cannot be read: {exc}") from exc
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not _is_host(host):
         raise SettingsError(f"the base URL {base_url!r} must look like https://host/v1")

@@ -169,12 +169,6 @@ def select(conn: apsw.Connection, session_key: int, *, after: int = 0, until: in
         yield _stored(values)
 
 
-def newest(conn: apsw.Connection, session_key: int, limit: int) -> list[Stored]:
-    """The last `limit` rows of a session, in order."""
-    bounds = (row_id(session_key, 0), row_id(session_key, MAX_SEQ), limit)
-    return [_stored(values) for values in conn.execute(f"{_SELECT} {_RANGE} DESC LIMIT ?", bounds)][::-1]
-
-
 def _stored(values: tuple[Any, ...]) -> Stored:
     return Stored(*values)
 
