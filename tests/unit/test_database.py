@@ -107,6 +107,47 @@ class TestTheQueue:
         assert isinstance(outcomes[1], LookupError)
         assert names(db) == ["a", "b"]
 
+    def test_a_failure_among_many_is_told_to_its_caller_alone_each_time_the_work_is_run(self, db):
+        """Two that fail, also for what another one of the batch did, between ones that do not."""
+
+        def only_once(name: str) -> Callable[[apsw.Connection], str]:
+            def work(conn: apsw.Connection) -> str:
+                if list(conn.execute("SELECT 1 FROM probe WHERE name = ?", (name,))):
+                    raise errors.StoreError(f"{name} is there")
+                return put(name)(conn)
+
+            return work
+
+        crowd = Crowd(db, [only_once("a"), only_once("a"), only_once("b"), only_once("b"), put("c")])
+        db.write(crowd.queue_up)
+        outcomes = crowd.join()
+        assert sorted(str(outcome) for outcome in outcomes.values()) == ["a", "a is there", "b", "b is there", "c"]
+        assert names(db) == ["a", "b", "c"]
+
+    def test_a_commit_takes_its_parts_in_the_order_of_their_place(self, db):
+        order: list[int] = []
+        inside, go_on = threading.Event(), threading.Event()
+
+        def hold(_: apsw.Connection) -> None:
+            inside.set()
+            go_on.wait(PATIENT)
+
+        places = [3, 1, 2, 1]
+        threads = [threading.Thread(target=db.write, args=(hold,))]
+        threads[0].start()
+        assert inside.wait(PATIENT)
+        for place in places:
+            thread = threading.Thread(
+                target=db.write, args=(lambda _, place=place: order.append(place),), kwargs={"place": place}
+            )
+            threads.append(thread)
+            thread.start()
+        wait_until(lambda: len(db._group._waiting) == len(places))
+        go_on.set()
+        for thread in threads:
+            thread.join(PATIENT)
+        assert order == sorted(places)
+
     def test_an_error_of_a_lone_caller_leaves_nothing(self, db):
         def fail(conn: apsw.Connection) -> None:
             put("half")(conn)
@@ -379,10 +420,11 @@ class Interrupt:
 
 def _rest(db: Database) -> tuple[Any, ...]:
     group = db._group
-    return (group._leader, list(group._waiting), list(group._taken), group._stage, group._lock.locked())
+    queues = (group._waiting, group._taken, group._settled)
+    return (group._leader, [len(queue) for queue in queues], group._stage, group._lock.locked())
 
 
-AT_REST = (None, [], [], group_commit._Stage.IDLE, False)
+AT_REST = (None, [0, 0, 0], group_commit._Stage.IDLE, False)
 
 
 class TestInterrupts:
@@ -447,7 +489,7 @@ class TestInterrupts:
         """Even when no handler of it could run: one who waits sees that nobody is at work."""
         monkeypatch.setattr(group_commit, "_LOOK_AFTER", 0.02)
         group = db._group
-        ghost = group_commit._Request(put("ghost"), None, durable=True)
+        ghost = group_commit._Request(put("ghost"), None, 0, durable=True)
         ghost.thread = -1
         group._leader = ghost
         group._taken.append(ghost)

@@ -218,7 +218,12 @@ class Database:
     # -- writing ----------------------------------------------------------------
 
     def write(
-        self, work: Work[T], *, durable: bool = True, landed: Callable[[apsw.Connection], bool] | None = None
+        self,
+        work: Work[T],
+        *,
+        durable: bool = True,
+        landed: Callable[[apsw.Connection], bool] | None = None,
+        place: int = 0,
     ) -> T:
         """Run `work` in a transaction with whatever else waits, and return its result after the commit.
 
@@ -226,6 +231,8 @@ class Database:
         An exception from it undoes its own part only. With `durable` the rows survive a
         power cut when this returns; without, they ride on the next durable commit.
         When a commit fails half way, `landed(connection)` is asked whether it is in the file.
+        What shares a transaction runs in the order of `place`, the session's key: the search
+        index writes itself out each time a row's number is below the one before it.
 
         Raises a `StoreError`; `CommitUnknown` when nobody can tell whether the
         transaction is in the file.
@@ -233,7 +240,7 @@ class Database:
         self._check_process()
         if self.read_only:
             raise errors.StoreReadOnly(f"{self.path} was opened for reading only")
-        return self._group.write(work, landed, durable=durable)
+        return self._group.write(work, landed, place, durable=durable)
 
     # -- guards -----------------------------------------------------------------
 

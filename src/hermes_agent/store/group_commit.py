@@ -1,13 +1,17 @@
 """Writing one file from many threads: who finds nobody committing commits for all who wait.
 
 A caller who leads takes what waits into one transaction, commits once and hands
-leadership to the first of those who came meanwhile. What is under way is kept on this
-object and not on the leader's stack: a leader that an interrupt throws out at any point
-leaves nothing that its successor cannot finish or undo.
+leadership to the first of those who came meanwhile. Callers whose work is committed are
+woken while the next commit is on its way to the disk, or at once when there is none: as
+long as a leader runs work, each of them would only take the interpreter from it.
+
+What is under way is kept on this object and not on the leader's stack: a leader that an
+interrupt throws out at any point leaves nothing that its successor cannot finish or undo.
 """
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 import threading
@@ -67,10 +71,11 @@ class _Stage(Enum):
 class _Request:
     """One caller's work on its way through a commit."""
 
-    __slots__ = ("done", "durable", "error", "landed", "result", "thread", "woken", "work")
+    __slots__ = ("done", "durable", "error", "landed", "place", "result", "thread", "woken", "work")
 
-    def __init__(self, work: Work[Any], landed: Probe | None, *, durable: bool) -> None:
+    def __init__(self, work: Work[Any], landed: Probe | None, place: int, *, durable: bool) -> None:
         self.work = work
+        self.place = place
         self.landed = landed
         self.durable = durable
         self.thread = threading.get_ident()
@@ -93,6 +98,9 @@ class _Request:
             pass
 
 
+_place = operator.attrgetter("place")
+
+
 class GroupCommit:
     """The writing side of one open file."""
 
@@ -105,6 +113,7 @@ class GroupCommit:
         self._waiting: deque[_Request] = deque()
         self._leader: _Request | None = None
         self._taken: deque[_Request] = deque()
+        self._settled: deque[_Request] = deque()
         self._stage = _Stage.IDLE
         self._conn: apsw.Connection | None = None
         self._durable_now = True
@@ -114,9 +123,9 @@ class GroupCommit:
         """Open the connection for writing now instead of at the first write."""
         self._connection()
 
-    def write(self, work: Work[T], landed: Probe | None, *, durable: bool) -> T:
+    def write(self, work: Work[T], landed: Probe | None, place: int, *, durable: bool) -> T:
         """See `Database.write`."""
-        request = _Request(work, landed, durable=durable)
+        request = _Request(work, landed, place, durable=durable)
         try:
             self._join(request)
             while not request.done:
@@ -184,17 +193,20 @@ class GroupCommit:
             if not leads and request in self._waiting:
                 self._waiting.remove(request)
         if leads:
+            self._wake_settled()
             self._clear_up()
             self._hand_over()
         elif (leader := self._leader) is not None:
             leader.wake()  # we may have been cut off just before
+        else:
+            self._wake_settled()  # the same
 
     def _lead(self) -> None:
         """Commit what waits and hand over."""
         if self._taken:
             self._clear_up()
         with self._lock:
-            self._taken, self._waiting = self._waiting, deque()
+            self._taken, self._waiting = deque(sorted(self._waiting, key=_place)), deque()
         if self._taken:
             self._commit()
         self._hand_over()
@@ -203,7 +215,9 @@ class GroupCommit:
         with self._lock:
             self._leader = successor = self._waiting[0] if self._waiting else None
             last = self._closed and successor is None
-        if successor is not None:
+        if successor is None:
+            self._wake_settled()
+        else:
             successor.wake()
         if last:
             self._drop()
@@ -228,10 +242,16 @@ class GroupCommit:
         return self._stage is _Stage.LANDED
 
     def _settle(self) -> None:
+        """The transaction is committed: every caller may have its result, at the next wake."""
         for request in self._taken:
-            request.settle()
+            request.done = True
         self.commits += 1
-        self._taken, self._stage = deque(), _Stage.IDLE
+        self._settled, self._taken, self._stage = self._taken, deque(), _Stage.IDLE
+
+    def _wake_settled(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._settled.popleft().wake()
 
     def _settle_all(self, error: Exception) -> None:
         for request in self._taken:
@@ -246,6 +266,7 @@ class GroupCommit:
         try:
             self._transact()
         except Exception as raised:  # noqa: BLE001 - it belongs to every caller of the batch
+            self._wake_settled()
             error = self._in_our_words(raised)
             if self._stage is _Stage.FAILED and isinstance(error, errors.StoreError):
                 told = self._ask(error)
@@ -274,11 +295,15 @@ class GroupCommit:
             durable = durable or request.durable
         self._begin(conn, durable=durable)
         self._file.check(conn)
-        alone = len(self._taken) == 1
-        for request in self._taken:
-            if not request.done:
-                self._run(conn, request, alone=alone)
+        if not self._run_together(conn):
+            conn.execute("ROLLBACK")
+            self._begin(conn, durable=durable)
+            self._file.check(conn)
+            for request in self._taken:
+                if not request.done:
+                    self._run_apart(conn, request)
         failpoints.hit("store.before_commit")
+        self._wake_settled()
         if conn.in_transaction:
             self._stage = _Stage.COMMITTING
             try:
@@ -289,20 +314,40 @@ class GroupCommit:
         self._stage = _Stage.LANDED
         failpoints.hit("store.after_commit")
 
-    def _run(self, conn: apsw.Connection, request: _Request, *, alone: bool) -> None:
+    def _run_together(self, conn: apsw.Connection) -> bool:
+        """Run everybody's work; False, with the transaction to be rolled back, if the work of one of several failed.
+
+        There are no savepoints, since the search index writes itself out at each of them.
+        """
+        for request in self._taken:
+            if request.done:
+                continue
+            try:
+                request.result, request.error = request.work(conn), None
+            except Exception as error:
+                if isinstance(error, faults.OF_THE_FILE) or not conn.in_transaction:
+                    raise
+                if len(self._taken) > 1:
+                    return False
+                conn.execute("ROLLBACK")
+                self._refuse(request, error)
+        return True
+
+    def _run_apart(self, conn: apsw.Connection, request: _Request) -> None:
         """Run one caller's work; its own failure undoes its own part, the file's failure everybody's."""
-        if not alone:
-            conn.execute("SAVEPOINT part")
+        conn.execute("SAVEPOINT part")
         try:
             request.result, request.error = request.work(conn), None
         except Exception as error:
             if isinstance(error, faults.OF_THE_FILE) or not conn.in_transaction:
                 raise
-            conn.execute("ROLLBACK" if alone else "ROLLBACK TO part")
-            own = faults.from_sqlite(error, self._file.path) if isinstance(error, apsw.Error) else error
-            request.result, request.error = None, own
-        if not alone:
-            conn.execute("RELEASE part")
+            conn.execute("ROLLBACK TO part")
+            self._refuse(request, error)
+        conn.execute("RELEASE part")
+
+    def _refuse(self, request: _Request, error: Exception) -> None:
+        own = faults.from_sqlite(error, self._file.path) if isinstance(error, apsw.Error) else error
+        request.result, request.error = None, own
 
     def _begin(self, conn: apsw.Connection, *, durable: bool) -> None:
         if self._full and durable != self._durable_now:

@@ -257,7 +257,7 @@ class SessionWriter:
         def landed(conn: apsw.Connection) -> bool:
             return sessions.head(conn, new.id) == new
 
-        self._database.write(transaction, landed=landed if new != old else None)
+        self._database.write(transaction, landed=landed if new != old else None, place=old.key)
         self._head = new
 
 
@@ -343,7 +343,7 @@ class Appender:
         def landed(conn: apsw.Connection) -> bool:
             return new is not None and messages.hash_of(conn, new.key, new.last_seq) == new.head
 
-        head = self._database.write(work, landed=landed)
+        head = self._database.write(work, landed=landed, place=0 if remembered is None else remembered.key)
         self._anchors.record(head.key, head.last_seq, head.head)
         if len(self._ends) < _REMEMBERED:
             self._ends[session_id] = head
