@@ -2,7 +2,8 @@
 
 Who wins, strongest first: the command line, the environment of the process, `.env`,
 `config.yaml`. Where a model is reached is decided as a whole (see `Settings.endpoint`),
-so that a key is never sent to a server it was not meant for.
+so that a key is never sent to a server it was not meant for. What the API server is
+told in `config.yaml` wins over its variables, `API_SERVER_*`.
 
 A key of `config.yaml` that this version does not use is accepted silently; one that
 looks like a misspelt known key is reported in `Settings.warnings`. A key without a
@@ -31,6 +32,8 @@ OFFLINE_PROVIDER = "scripted"
 Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Wait = Annotated[float, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Secret:
@@ -124,6 +127,47 @@ class LoggingSettings(Struct, frozen=True):
     backup_count: Size = 3
 
 
+class ApiServerSettings(Struct, frozen=True):
+    """`platforms.api_server:`, where the gateway listens and whom it lets in."""
+
+    enabled: bool = True
+    key: Secret | None = None
+    """The owner's key; without one the gateway makes its own."""
+    host: str = "127.0.0.1"
+    port: Port = 8642
+    """0 takes a free one."""
+    cors_origins: tuple[str, ...] = ()
+    """The web pages that may call, as `https://host`; `*` stands for all."""
+    model_name: str = ""
+    """What the agent is called in the list of models; empty takes the profile's name."""
+    allowed_hosts: tuple[str, ...] = ()
+    """More names of this server than those of the loopback."""
+    allow_remote: bool = False
+    """Listen to other machines."""
+    allow_unsandboxed_remote: bool = False
+    """Do so although commands run without a sandbox."""
+
+
+class GatewaySettings(Struct, frozen=True):
+    """`gateway:`, how much it takes on and how long it waits."""
+
+    max_concurrent_runs: Size | None = None
+    """Turns that run at once in the process; None or 0 takes our own limit, see `running_turns`."""
+    max_queue: Count = 1024
+    """Messages that wait in the process."""
+    session_queue: Count = 32
+    """Messages that wait in one session."""
+    turn_timeout: Seconds = 1800.0
+    drain_timeout: Wait = 30.0
+    """How long running turns may take to end when the gateway stops."""
+    heartbeat: Seconds = 10.0
+    """Between two signs of life on a stream."""
+
+    @property
+    def running_turns(self) -> int:
+        return self.max_concurrent_runs or 64
+
+
 class Proxies(Struct, frozen=True):
     """The proxies of the environment; their addresses may hold a password."""
 
@@ -184,8 +228,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     file_read_max_chars: Count = 100_000
     database: DatabaseSettings = DatabaseSettings()
     logging: LoggingSettings = LoggingSettings()
+    api_server: ApiServerSettings = ApiServerSettings()
+    gateway: GatewaySettings = GatewaySettings()
     openai: OpenAIVariables = OpenAIVariables()
     proxies: Proxies = Proxies()
+    notify_socket: str = ""
+    """Where a service manager wants to hear that the gateway is ready."""
     yolo: bool = False
     """The operator lifted approvals through `HERMES_YOLO_MODE`."""
     secrets: frozenset[Secret] = frozenset()
@@ -267,30 +315,66 @@ def load(home: Path, environ: Mapping[str, str] | None = None) -> Settings:
         own_key=_secret(dotenv.get("OPENAI_API_KEY")),
     )
     values["proxies"] = proxies = _proxies(variables)
+    named: dict[str, Any] = values.get("api_server", {})
+    values["api_server"] = server = ApiServerSettings(**{**_server_variables(variables), **named})
     providers: dict[str, ProviderSettings] = values.get("providers", {})
-    secrets = [model.api_key, openai.api_key, proxies.https, proxies.http]
+    secrets = [model.api_key, openai.api_key, server.key, proxies.https, proxies.http]
     secrets += [provider.api_key for provider in providers.values()]
     secrets += [Secret(value) for name, value in dotenv.items() if value and _names_a_secret(name)]
     return Settings(
         home=home,
-        yolo=variables.get("HERMES_YOLO_MODE", "").strip().lower() in {"1", "true", "yes", "on"},
+        notify_socket=process.get("NOTIFY_SOCKET", ""),
+        yolo=_is_on(variables.get("HERMES_YOLO_MODE", "")),
         secrets=frozenset(secret for secret in secrets if secret is not None),
         warnings=tuple(warnings),
         **values,
     )
 
 
+def shared_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for `load` of another profile that this process serves: what names our own API is not its."""
+    process = os.environ if environ is None else environ
+    return {name: value for name, value in process.items() if name not in _SERVER_VARIABLES}
+
+
+_SERVER_VARIABLES = {
+    "API_SERVER_ENABLED": "enabled",
+    "API_SERVER_KEY": "key",
+    "API_SERVER_HOST": "host",
+    "API_SERVER_PORT": "port",
+    "API_SERVER_CORS_ORIGINS": "cors_origins",
+    "API_SERVER_MODEL_NAME": "model_name",
+}
+"""The variables of the API server and the settings they stand for."""
+
+_UNUSED_SERVER_KEYS = """
+    api_key channel_overrides direct_model_requests extra gateway_restart_notification history_tool_output_max_chars
+    home_channel model_routes reply_to_mode token tool_progress_events typing_indicator typing_status_text
+"""
+
 _UNUSED_KEYS = {
     "": """
         _config_version auxiliary bedrock bot_mode bot_peers browser checkpoints command_allowlist compression
         computer_use cron curator dashboard delegation desktop display fallback_model fallback_providers gateway goals
         hooks kanban loops lsp mcp mcp_servers memory moa monitoring nous onboarding personalities pets
-        platform_hints platform_toolsets plugins privacy proxy quick_commands security sessions skills streaming stt
-        timezone tool_loop_guardrails tools tts updates vault vertex voice wake_word web
+        platform_hints platform_toolsets platforms plugins privacy proxy quick_commands security sessions skills
+        streaming stt timezone tool_loop_guardrails tools tts updates vault vertex voice wake_word web
     """,
     "agent": "bot_mode_protocol",
     "approvals": "cron_mode mode single_query_mode unattended_mode",
     "database": "journal_mode",
+    "gateway": """
+        api_server bot_loop_guard delivery_ledger direct_model_requests history_tool_output_max_chars
+        multiplex_profiles on_all_adapters_down platform_connect_timeout platforms profile_routes quick_commands
+        reset_triggers streaming systemd_watchdog_seconds unauthorized_dm_behavior
+    """,
+    "gateway.api_server": _UNUSED_SERVER_KEYS,
+    "platforms": """
+        bluebubbles dingtalk discord email feishu local matrix mattermost msgraph_webhook qqbot relay signal slack sms
+        telegram webhook wecom wecom_callback weixin whatsapp whatsapp_cloud yuanbao
+    """,
+    "platforms.api_server": _UNUSED_SERVER_KEYS,
+    "platforms.api_server.extra": _UNUSED_SERVER_KEYS,
     "model": "api_mode name",
     "terminal": "backend",
 }
@@ -324,13 +408,36 @@ class _Reader:
             raise SettingsError(f"{self._path}: expected `key: value` lines, got {_shown(document)}")
         if isinstance(document.get("model"), str):
             document = {**document, "model": {"default": document["model"]}}
-        ours = {"home", "openai", "proxies", "yolo", "secrets", "warnings"}
-        return self._values(Settings, document, "", hidden=ours)
+        rest = {key: value for key, value in document.items() if key not in {"gateway", "platforms"}}
+        ours = {"api_server", "home", "notify_socket", "openai", "proxies", "yolo", "secrets", "warnings"}
+        fields = {name: kind for name, kind in _fields(Settings).items() if name not in ours}
+        return self._values(fields, rest, "") | self._server(document)
 
-    def _values(
-        self, section: type[Struct], found: Mapping[Any, Any], path: str, hidden: set[str] | None = None
-    ) -> dict[str, Any]:
-        fields = {field.name: field.type for field in structs.fields(section) if field.name not in (hidden or ())}
+    def _server(self, document: Mapping[Any, Any]) -> dict[str, Any]:
+        """`gateway` and what is said of `api_server`: a setting may stand in either section, the last place wins."""
+        gateway = self._mapping(document.get("gateway"), "gateway")
+        platforms = self._mapping(document.get("platforms"), "platforms")
+        self._values({"api_server": Any}, dict.fromkeys(platforms), "platforms")
+        path = "platforms.api_server"
+        own = self._mapping(platforms.get("api_server"), path)
+        inner = self._mapping(gateway.get("api_server"), "gateway.api_server")
+        extra = self._mapping(own.get("extra"), f"{path}.extra")
+        server, limits = _fields(ApiServerSettings), _fields(GatewaySettings)
+        values: dict[str, Any] = {}
+        places = {"gateway": gateway, "gateway.api_server": inner, path: own, f"{path}.extra": extra}
+        for place, found in places.items():
+            values |= self._values({**server, **limits}, found, place)
+        return {
+            "api_server": {name: value for name, value in values.items() if name in server},
+            "gateway": GatewaySettings(**{name: value for name, value in values.items() if name in limits}),
+        }
+
+    def _mapping(self, raw: Any, path: str) -> Mapping[Any, Any]:
+        if raw is not None and not _is_mapping(raw):
+            raise self._wrong(path, raw, "a mapping")
+        return raw or {}
+
+    def _values(self, fields: Mapping[str, Any], found: Mapping[Any, Any], path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, raw in found.items():
             name = str(key)
@@ -348,8 +455,10 @@ class _Reader:
         if _is_section(kind):
             if not _is_mapping(raw):
                 raise self._wrong(path, raw, "a mapping")
-            return kind(**self._values(kind, raw, path))
+            return kind(**self._values(_fields(kind), raw, path))
         value, expanded = self._expand(raw, path)
+        if isinstance(value, str) and path.rpartition(".")[2] in {"allowed_hosts", "cors_origins"}:
+            value = _items(value)
         if value is None:
             return None
         try:
@@ -459,6 +568,35 @@ def _proxies(variables: Mapping[str, str]) -> Proxies:
         http=_secret(either("HTTP_PROXY") or either("ALL_PROXY")),
         bypass=tuple(entry for entry in entries if entry),
     )
+
+
+def _server_variables(variables: Mapping[str, str]) -> dict[str, Any]:
+    """What the environment says of the API server."""
+    values: dict[str, Any] = {}
+    for name, field in _SERVER_VARIABLES.items():
+        text = variables.get(name, "").strip()
+        if field == "enabled" and text:
+            values[field] = _is_on(text)
+        elif field == "port" and text:
+            if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+                raise SettingsError(f"{name} is {_shown(text)}; expected a port, 0 to 65535")
+            values[field] = int(text)
+        elif text:
+            values[field] = {"key": Secret, "cors_origins": _items}.get(field, str)(text)
+    return values
+
+
+def _is_on(text: str) -> bool:
+    return text.strip().lower() in {"1", "true", "yes", "on"}
+
+
+def _items(text: str) -> tuple[str, ...]:
+    """The parts of a list that is written with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _fields(section: type[Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in structs.fields(section)}
 
 
 def _secret(text: str | None) -> Secret | None:

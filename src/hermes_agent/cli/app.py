@@ -16,6 +16,8 @@ from hermes_agent.cli.options import Option
 from hermes_agent.version import VERSION
 
 COMMANDS = {
+    "gateway": ("hermes_agent.cli.gateway", "Serve the API: run, start, stop, restart, status, install, uninstall."),
+    "profile": ("hermes_agent.cli.profiles", "Keep several homes apart: list, create, show, use, rename, delete."),
     "sessions": ("hermes_agent.cli.sessions", "List the stored sessions, or show one."),
     "demo": ("hermes_agent.cli.demo", "Watch the agent work, be killed and go on; needs no model and no key."),
     "selftest": ("hermes_agent.cli.selftest", "Check this installation by killing the agent again and again."),
@@ -61,6 +63,16 @@ def _parameter(option: Option) -> click.Option:
     return click.Option([*option.flags, option.name], **fields)
 
 
+def _profile() -> click.Option:
+    """For the help alone: the command line comes here without it."""
+
+    def refuse(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError("-p stands by itself: -p NAME")
+
+    return click.Option(options.PROFILE, metavar="NAME", help=options.PROFILE_HELP, expose_value=False, callback=refuse)
+
+
 def _run_top(ctx: click.Context, **values: Any) -> int:
     given = {name: value for name, value in values.items() if value is not None}
     if ctx.invoked_subcommand is None:
@@ -81,7 +93,7 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _chat = click.Command(
     "chat",
-    params=_parameters(options.CHAT),
+    params=[_profile(), *_parameters(options.CHAT)],
     callback=click.pass_context(_run_chat),
     help="Talk with the agent: interactively, or one message with -q.",
     short_help="Talk with the agent; hermes alone does the same.",
@@ -90,7 +102,7 @@ _chat = click.Command(
 
 hermes = _Commands(
     "hermes",
-    params=_parameters(options.TOP),
+    params=[_profile(), *_parameters(options.TOP)],
     callback=click.pass_context(_run_top),
     invoke_without_command=True,
     help=(

@@ -17,6 +17,9 @@ from hermes_agent.errors import UsageError
 
 TEXT, STREAM_JSON = "text", "stream-json"
 
+PROFILE = ("-p", "--profile")
+PROFILE_HELP = "Work in this profile: a home of its own, with its own settings, keys and sessions."
+
 
 class Option(Struct, frozen=True):
     """One option: the field of `Request` it sets, and how it is typed."""
@@ -149,6 +152,38 @@ def parse(arguments: list[str]) -> Request | None:
             return None
         values[option.name] = int(value) if option.count else value
     return request(values)
+
+
+def take_profile(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The profile that a command line names, before or behind its command, and the line without it.
+
+    It is taken out first, because it decides which settings everything else is read with.
+    """
+    if not any(word.startswith(PROFILE) for word in arguments):
+        return None, arguments
+    table = _by_flag((*TOP, *CHAT))
+    name, rest, at = None, list[str](), 0
+    while at < len(arguments):
+        word = arguments[at]
+        at += 1
+        if word == "--":
+            return name, [*rest, *arguments[at - 1 :]]
+        flag, equals, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
+        if flag in PROFILE:
+            if not value and not equals and at < len(arguments):
+                value, at = arguments[at], at + 1
+            if not value or value.startswith("-"):
+                raise UsageError(f"{flag} needs the name of a profile; see: hermes profile list")
+            name = value
+            continue
+        rest.append(word)
+        option = table.get(word)
+        if option is None or not option.metavar or at == len(arguments):
+            continue
+        if not (option.alone and arguments[at].startswith("-")):
+            rest.append(arguments[at])
+            at += 1
+    return name, rest
 
 
 def request(values: Mapping[str, Any]) -> Request:

@@ -26,6 +26,8 @@ def run(arguments: list[str]) -> int:
             old_names.activate()
         except UsageError as stranger:
             err.write(f"hermes: warning: {one_line(str(stranger))}\n")
+        profile, arguments = options.take_profile(arguments)
+        home.enter_profile(profile, may_be_gone=arguments[:1] == ["profile"])
         request = options.parse(arguments)
         if request is not None:
             return converse(request)

@@ -1,0 +1,7 @@
+"""The old name of `hermes_agent.gateway.config`."""
+
+from __future__ import annotations
+
+from hermes_agent.old_names import become
+
+become(__name__)
