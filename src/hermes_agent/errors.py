@@ -4,6 +4,8 @@
     ├── UsageError                 the caller asked for something that cannot be
     │   ├── UnknownSession
     │   ├── AmbiguousSession
+    │   ├── SessionExists          the id of a new session is taken
+    │   ├── InvalidTitle           empty, or another session's
     │   └── SettingsError
     ├── StoreError
     │   ├── StoreMissing           there is nothing to read yet
@@ -18,6 +20,11 @@
     ├── LeaseError
     │   ├── SessionBusy            another live owner runs a turn on this session
     │   └── StaleLease             our lease was taken over; what we hold is void
+    ├── DeliveryError              a message was not taken
+    │   ├── MessageConflict        its id was used for another message
+    │   ├── ConversationMoved      it does not stand where the message was to follow
+    │   ├── QueueFull              too much waits already
+    │   └── Draining               this process is about to stop
     ├── ProviderError              the model call failed; carries status, wait and text
     ├── ToolError                  a tool refused its arguments or could not do its work
     └── TurnInterrupted            the person stopped the turn
@@ -55,6 +62,10 @@ class FailureReason(StrEnum):
     SESSION_BUSY = "session_busy"
     STALE_LEASE = "stale_lease"
     POISON = "poison"
+    DEADLINE = "deadline"
+    MESSAGE_CONFLICT = "message_conflict"
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"
     STORE_MISSING = "store_missing"
     STORE_LOCKED = "store_locked"
     STORE_FULL = "store_full"
@@ -110,6 +121,10 @@ FAILURES: dict[FailureReason, Failure] = {
     FailureReason.SESSION_BUSY: Failure(True, "Another process runs a turn on this session; wait until it ends."),
     FailureReason.STALE_LEASE: Failure(True, "Another process took over this session; resume it to see its state."),
     FailureReason.POISON: Failure(False, "This turn crashed the process again and again; send a new message."),
+    FailureReason.DEADLINE: Failure(False, "Send it again with more time."),
+    FailureReason.MESSAGE_CONFLICT: Failure(False, "Use a new id for a new message."),
+    FailureReason.QUEUE_FULL: Failure(True, "Wait until earlier messages are answered and send it again."),
+    FailureReason.DRAINING: Failure(True, "The process is about to stop; send it again when it is back."),
     FailureReason.STORE_MISSING: Failure(False, "Begin a conversation with: hermes"),
     FailureReason.STORE_LOCKED: Failure(True, "Another process holds the store's write lock; try again."),
     FailureReason.STORE_FULL: Failure(True, "The disk is full; free some space and try again."),
@@ -156,6 +171,19 @@ class UnknownSession(UsageError):
 
 class AmbiguousSession(UsageError):
     """Several sessions answer to that prefix; give more of the id."""
+
+
+class SessionExists(UsageError):
+    """A session of that id exists already; choose another id."""
+
+
+class InvalidTitle(UsageError):
+    """A title has at least one visible character and belongs to one session only."""
+
+    def __init__(self, message: str = "", *, reason: FailureReason | None = None, session_id: str | None = None) -> None:
+        super().__init__(message, reason=reason)
+        self.session_id = session_id
+        """The session that has the title, None when the title itself cannot be one."""
 
 
 class SettingsError(UsageError):
@@ -234,6 +262,34 @@ class StaleLease(LeaseError):
     """This session was taken over by another owner; the write was dropped."""
 
     reason = FailureReason.STALE_LEASE
+
+
+class DeliveryError(HermesError):
+    """The message was not taken; nothing of it is stored."""
+
+
+class MessageConflict(DeliveryError):
+    """This id was given to another message before."""
+
+    reason = FailureReason.MESSAGE_CONFLICT
+
+
+class ConversationMoved(DeliveryError):
+    """The conversation went on meanwhile; look again where it stands."""
+
+    reason = FailureReason.SESSION_BUSY
+
+
+class QueueFull(DeliveryError):
+    """Too many messages wait already."""
+
+    reason = FailureReason.QUEUE_FULL
+
+
+class Draining(DeliveryError):
+    """This process takes no more messages: it is about to stop."""
+
+    reason = FailureReason.DRAINING
 
 
 class ProviderError(HermesError):

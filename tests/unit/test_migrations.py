@@ -29,7 +29,7 @@ BROKEN = Migration(NEXT, "broken", "ALTER TABLE sessions ADD COLUMN mood TEXT; I
 def shape(conn: apsw.Connection) -> dict[str, str]:
     """What the file consists of; comments and white space aside."""
     rows = conn.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
-    return {str(name): re.sub(r"\s+", " ", re.sub(r"--[^\n]*", "", str(sql))) for name, sql in rows}
+    return {str(name): re.sub(r"\s*([(),])\s*|\s+", r" \1", re.sub(r"--[^\n]*", "", str(sql))) for name, sql in rows}
 
 
 def scalar(conn: apsw.Connection, sql: str) -> object:
@@ -182,7 +182,7 @@ say("done")
         for child in children:
             assert child.end() == ["done"]
     with connection(old) as conn:
-        assert conn.execute("SELECT version, name FROM migrations WHERE version > 1").fetchall() == [(NEXT, "once")]
+        assert conn.execute("SELECT version, name FROM migrations WHERE version = ?", (NEXT,)).fetchall() == [(NEXT, "once")]
     with connection(old.with_name(f"state.db.v{SCHEMA_VERSION}.backup")) as conn:
         assert scalar(conn, "PRAGMA integrity_check") == "ok"
         assert scalar(conn, "PRAGMA user_version") == SCHEMA_VERSION

@@ -493,10 +493,10 @@ class TestCommits:
         accepted = db.accept_turn("s", "wait\0ing")
         assert db.find_turn(accepted.id) == accepted
         assert accepted.input == "wait\ufffding"
-        claim.commit(user("waiting", start=accepted.key))
+        claim.commit(user("waiting", resume=accepted))
         claim.commit(Batch(end=TurnEnd(TurnState.DONE)))
         with pytest.raises(errors.StoreError, match="withdrawn, or is being answered"):
-            claim.commit(user("waiting", start=accepted.key))
+            claim.commit(user("waiting", resume=accepted))
         assert db.message_count("s") == 1
         db.withdraw_turn(accepted, "too late")
         found = db.find_turn(accepted.id)
@@ -508,7 +508,7 @@ class TestCommits:
         accepted = db.accept_turn("s", "x")
         db.withdraw_turn(accepted, "stopped")
         with pytest.raises(errors.StoreError):
-            claim.commit(user("x", start=accepted.key))
+            claim.commit(user("x", resume=accepted))
         assert claim.open_turns() == []
 
     def test_a_turn_that_ended_is_not_taken_over(self, db):

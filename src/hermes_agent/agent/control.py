@@ -7,8 +7,13 @@ import threading
 from collections import deque
 
 from hermes_agent.cancellation import Cancellation
+from hermes_agent.errors import FailureReason
 
 DEFAULT_ITERATIONS = 90
+
+
+class TurnParked(BaseException):
+    """The process is about to stop: the turn leaves at a safe point and stays open for the next one."""
 
 
 class IterationBudget:
@@ -46,15 +51,24 @@ class TurnControl:
 
     def __init__(self) -> None:
         self.cancellation = Cancellation()
+        self.why = FailureReason.INTERRUPTED
+        """What a stopped turn is said to have ended by."""
+        self.parked = False
         self._steering: deque[str] = deque()
 
     def begin_turn(self) -> None:
         """Forget the last turn's stop; words that came too late for it stay queued."""
         self.cancellation = Cancellation()
+        self.why = FailureReason.INTERRUPTED
 
-    def interrupt(self, reason: str = "") -> None:
+    def interrupt(self, reason: str = "", why: FailureReason = FailureReason.INTERRUPTED) -> None:
         """Ask the turn to stop at the next safe point."""
+        self.why = why
         self.cancellation.cancel(reason or "stopped by the user")
+
+    def park(self) -> None:
+        """Ask the turn to leave, unfinished, before its next model call."""
+        self.parked = True
 
     def steer(self, text: str) -> None:
         """Queue a word for the running turn; it reaches the model with its next call."""

@@ -45,9 +45,9 @@ class Journal:
         self._step = 0
         self._settled, self._settled_count = None, 0
 
-    def stage_begin(self, accepted_key: int | None = None) -> None:
-        """The next row begins a turn: a new one, or an accepted message's."""
-        self._staged.begin, self._staged.start = accepted_key is None, accepted_key
+    def stage_begin(self) -> None:
+        """The next row begins a turn."""
+        self._staged.begin = True
 
     def restore(self) -> list[CallRecord]:
         """Read the ledger of the running turn's last step; returns its calls in order."""
@@ -72,9 +72,7 @@ class Journal:
 
     def stage_proposals(self, calls: Sequence[tuple[str, str, str]]) -> None:
         """The next assistant row proposes these calls, each (id, name, effect)."""
-        if self.writer is None or (
-            self.writer.turn_key is None and not self._staged.begin and self._staged.start is None
-        ):
+        if self.writer is None or (self.writer.turn_key is None and not self._staged.begin):
             return
         self._step += 1
         proposals = [
@@ -88,6 +86,11 @@ class Journal:
     def record(self, call_id: str) -> CallRecord | None:
         """What a crashed process left about a call; None for a call of this process."""
         return self._records.get(call_id)
+
+    def asks_about(self, call_id: str) -> bool:
+        """Whether a started call still waits for a person, so that it has provably not run."""
+        key = self._keys.get(call_id)
+        return key is not None and self.writer is not None and self.writer.asks_about(key)
 
     def public_id(self, call_id: str) -> str:
         """The ledger's id `turn.step.index` of a call, "" when it has none."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hermes_agent.settings import Settings
 from hermes_agent.store.session_db import SessionDB
 from hermes_agent.tools.context import Ask
 
@@ -40,6 +41,8 @@ class AgentOptions:
     """Added to each request's system message, never stored."""
     prefill_messages: list[dict[str, Any]] | None = None
     """Put behind the system message of each request, never stored."""
+    settings: Settings | None = None
+    """The settings of this home, if the caller has read them already."""
     cwd: str | Path | None = None
     platform: str = "library"
     session_id: str = ""

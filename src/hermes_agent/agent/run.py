@@ -39,6 +39,9 @@ Message = dict[str, Any]
 MAX_CRASH_RESUMES = 3
 """A turn that took the process down more often is not tried again."""
 
+_STATES = {FailureReason.INTERRUPTED: TurnState.CANCELLED, FailureReason.DEADLINE: TurnState.EXPIRED}
+"""How a turn ends that was stopped; every other reason is a failure."""
+
 _hermes_home: Path | None = None
 _log = log.get("agent")
 
@@ -67,7 +70,7 @@ class AIAgent:
     def __init__(self, **given: Any) -> None:
         chosen = options.parse(given)
         self.home = _hermes_home or home.hermes_home()
-        self.settings = settings.load(self.home)
+        self.settings = chosen.settings or settings.load(self.home)
         self.options = chosen
         self._choose_model(chosen)
         self.tools: list[dict[str, Any]] = get_tool_definitions(
@@ -135,6 +138,8 @@ class AIAgent:
         self._session_db_created = False
         self._persist_disabled = False
         self._pending_cli_user_message: Message | None = None
+        self.leave_open: Callable[[FailureReason], bool] | None = None
+        """Says of a failure that the turn shall stay open, because whoever runs it tries it again."""
         self._incremental_persistence_failed = False
         self._persistence_error: Exception | None = None
         self._claim: SessionWriter | None = None
@@ -174,14 +179,16 @@ class AIAgent:
                 conversation_history = self._stored_history()
             history = list(conversation_history or ())
             user = self._user_row(user_message, persist_user_message)
-            turn = self._turn([*history, user], len(history), system_message or "", task_id)
+            own = self._begun(claim, user)
+            turn = self._turn([*history, user, *own], len(history), system_message or "", task_id)
             if claim is not None:
                 self.journal.attach(claim)  # a new turn counts its steps from the beginning
                 self._store_prompt(claim)
                 if claim.turn_key is None:
                     self.journal.stage_begin()
             self._persist_session(turn.messages, history)
-            return self._finish(turn, turn_loop.run(self, turn), claim)
+            exit_ = turn_loop.finish_open_calls(self, turn) if own else None
+            return self._finish(turn, exit_ or turn_loop.run(self, turn), claim)
         finally:
             self._let_go()
             if stream_callback is not None:
@@ -261,6 +268,13 @@ class AIAgent:
             row["api_content"] = rows.user_row(content, timestamp=0)["content"]
         return row
 
+    def _begun(self, claim: SessionWriter | None, user: Message) -> list[Message]:
+        """The rows that an earlier attempt at the turn of this user row left behind it."""
+        seq = user.get("_seq")
+        if claim is None or claim.turn_key is None or not isinstance(seq, int) or claim.last_seq <= seq:
+            return []
+        return [{**row.fields(), "_db_persisted": True, "_seq": row.seq} for row in claim.rows_since(seq + 1)]
+
     def _turn(self, messages: list[Message], start: int, system_message: str, task_id: str | None) -> Turn:
         system = self._system_prompt(system_message)
         if self.options.ephemeral_system_prompt:
@@ -293,8 +307,7 @@ class AIAgent:
             claim.set_system_prompt(self._cached_system_prompt)
 
     def _stored_prompt(self) -> str:
-        found = self._session_db.get_session(self.session_id) if self._session_db is not None else None
-        return str((found or {}).get("system_prompt") or "")
+        return self.journal.writer.system_prompt() if self.journal.writer is not None else ""
 
     def _stored_history(self) -> list[Message]:
         return self._session_db.get_messages_as_conversation(self.session_id) if self._session_db else []
@@ -325,7 +338,7 @@ class AIAgent:
 
     def _finish(self, turn: Turn, exit_: Exit, claim: SessionWriter | None) -> dict[str, Any]:
         turn_id = claim.turn_id if claim is not None else ""
-        if exit_.reason is not None and exit_.kind != results.PERSISTENCE:
+        if exit_.reason is not None and exit_.kind != results.PERSISTENCE and not self._stays_open(exit_):
             self._store_end(turn, exit_)
         facts = TurnFacts(
             messages=turn.messages,
@@ -346,14 +359,19 @@ class AIAgent:
         self.session_total_tokens = self.session_prompt_tokens + self.session_completion_tokens
         return results.build(exit_, facts)
 
+    def _stays_open(self, exit_: Exit) -> bool:
+        return (
+            exit_.failed and exit_.reason is not None and self.leave_open is not None and self.leave_open(exit_.reason)
+        )
+
     def _store_end(self, turn: Turn, exit_: Exit) -> None:
         """Store that and why the turn ended without an answer, with the text that was already seen."""
         seen = "".join(turn.streamed)
         if seen.strip():
             turn.messages.append(rows.assistant_row(seen, timestamp=time.time(), finish_reason="incomplete"))
         turn.messages[-1]["_turn_outcome"] = str(exit_.reason)
-        state = TurnState.CANCELLED if exit_.interrupted else TurnState.FAILED
-        self.journal.stage_end(TurnEnd(state, str(exit_.reason), exit_.error or exit_.detail))
+        state = _STATES.get(exit_.reason or FailureReason.UNKNOWN, TurnState.FAILED)
+        self.journal.stage_end(TurnEnd(state, str(exit_.reason), exit_.error or exit_.detail, exit_.text))
         failpoints.hit("turn.before_end")
         self.flush(turn.messages)
         failpoints.hit("turn.after_end")

@@ -343,7 +343,7 @@ class _Run:
         if record.state is CallState.FINISHED:
             return _Outcome(_from_text(record.result or ""), stored=True)
         again = record.effect in (Effect.PURE, Effect.IDEMPOTENT) and not self._agent.control.cancellation.requested
-        if record.state is CallState.STARTED and not again:
+        if record.state is CallState.STARTED and not again and not self._agent.journal.asks_about(slot.call_id):
             text = (
                 f"[interrupted: {slot.name} was started and the process ended before its result was known. "
                 "It may have taken effect, or still be running: inspect before repeating it]"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from hermes_agent import failpoints
 from hermes_agent.agent import results
-from hermes_agent.agent.control import IterationBudget, TurnControl
+from hermes_agent.agent.control import IterationBudget, TurnControl, TurnParked
 from hermes_agent.agent.journal import Journal
 from hermes_agent.agent.publish import publish
 from hermes_agent.agent.results import Exit, Totals
@@ -103,7 +103,7 @@ def run(agent: Host, turn: Turn) -> Exit:
             try:
                 reply = _ask(agent, turn)
             except TurnInterrupted:
-                exit_ = results.interrupted(agent.control.cancellation.reason, "".join(turn.streamed))
+                exit_ = _stopped(agent, "".join(turn.streamed))
             except ProviderError as error:
                 exit_ = results.failed(
                     "all_retries_exhausted_no_response",
@@ -133,7 +133,9 @@ def finish_open_calls(agent: Host, turn: Turn) -> Exit | None:
 
 def _begin_step(agent: Host, turn: Turn) -> Exit | None:
     if agent.control.cancellation.requested:
-        return results.interrupted(agent.control.cancellation.reason)
+        return _stopped(agent)
+    if agent.control.parked:
+        raise TurnParked
     words = agent.control.take_steering()
     if words:
         turn.messages.append({**rows.user_row(words, timestamp=time.time()), "display_kind": "steer"})
@@ -147,6 +149,14 @@ def _begin_step(agent: Host, turn: Turn) -> Exit | None:
             f"The turn was stopped after {used} model calls, its limit.",
         )
     return None
+
+
+def _stopped(agent: Host, partial: str = "") -> Exit:
+    """Somebody, or the clock, stopped the turn."""
+    why, said = agent.control.why, agent.control.cancellation.reason
+    if why is FailureReason.INTERRUPTED:
+        return results.interrupted(said, partial)
+    return results.failed(f"stopped({why})", why, said, partial)
 
 
 def _ask(agent: Host, turn: Turn) -> Reply:

@@ -1,4 +1,4 @@
-"""Running turns: admit a message, hold the session's lease, finish what was left, run, settle.
+"""Running turns: hold the session's lease, hand the agent its user row, finish what was left, settle.
 
 Every surface runs its turns here. A message for a busy session is stored first and waits
 as a row; messages of one session run in the order in which they were taken.
@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from hermes_agent import failpoints
 from hermes_agent.cancellation import Cancellation
+from hermes_agent.delivery import policy
 from hermes_agent.errors import FailureReason, SessionBusy, TurnInterrupted
 from hermes_agent.store import processes
 from hermes_agent.store.session_db import SessionDB, encode_row
 from hermes_agent.store.turns import TurnRecord, TurnState
-from hermes_agent.store.writer import Batch, SessionWriter, TurnEnd
+from hermes_agent.store.writer import Batch, PutOff, SessionWriter, TurnEnd
 from hermes_agent.transcript import rows
 
 Message = dict[str, Any]
@@ -31,7 +32,7 @@ class Agent(Protocol):
 
     def adopt(self, claim: SessionWriter) -> None: ...
     def recover(self) -> list[Result]: ...
-    def run_conversation(self, user_message: str, *, conversation_history: list[Message]) -> Result: ...
+    def run_conversation(self, user_message: Any, *, conversation_history: list[Message], task_id: str) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,83 @@ class Notices:
     recovering: Callable[[TurnRecord], None] | None = None
     """A turn that a dead process left is finished first."""
     recovered: Callable[[Result], None] | None = None
+
+
+# -- one attempt ------------------------------------------------------------------
+
+
+def user_row(content: Any, options: dict[str, Any], timestamp: float) -> Message:
+    """A message as the row that begins its turn."""
+    row = rows.user_row(content, timestamp=timestamp)
+    for name in ("author", "display_kind"):
+        if name in options:
+            row[name] = options[name]
+    return row
+
+
+def begin(claim: SessionWriter, turn: TurnRecord) -> None:
+    """Make a turn that waits run under this lease: its row, if nothing holds it yet, and its state are one commit."""
+    rows_: list[Message] = []
+    if turn.state is TurnState.ACCEPTED and turn.user_seq is None:
+        content = turn.options.get("content", turn.input or "")
+        rows_ = [user_row(content, turn.options, time.time())]
+    failpoints.hit("runner.before_admit")
+    claim.commit(Batch(rows=[encode_row(row) for row in rows_], resume=turn))
+    failpoints.hit("runner.admitted")
+
+
+def attempt(db: SessionDB, claim: SessionWriter, agent: Agent, user_seq: int, *, again: bool, attempts: int) -> Result:
+    """Hand the running turn's user row to the agent, with what stood before it, and return its result.
+
+    With `again` the agent leaves the turn open when its failure is one that is tried again.
+    """
+    stored = db.get_messages_as_conversation(claim.session_id)
+    at = next(i for i, row in enumerate(stored) if row["_seq"] == user_seq)
+    handed: Any = agent
+    agent.adopt(claim)
+    handed._pending_cli_user_message = stored[at]
+    handed.leave_open = leaves_open(attempts) if again else None
+    return agent.run_conversation(stored[at]["content"], conversation_history=stored[:at], task_id=claim.session_id)
+
+
+def leaves_open(attempts: int) -> Callable[[FailureReason], bool]:
+    """What tells an agent whether the turn whose attempt of that number failed stays open, to be tried again."""
+
+    def leave_open(reason: FailureReason) -> bool:
+        return policy.again(reason, attempts)
+
+    return leave_open
+
+
+def settle(claim: SessionWriter, result: Result, *, again: bool, attempts: int) -> float | None:
+    """End the turn, or put it off, if the agent left it open; returns when it is due again, wall-clock seconds.
+
+    An agent that could not store leaves its turn open on purpose.
+    """
+    if claim.turn_key is None or str(result.get("turn_exit_reason")) == "session_persistence_failed":
+        return None
+    if result.get("failed") or not result.get("completed"):
+        reason = policy.reason_of(result.get("failure_reason"))
+        error, prose = _text(result.get("error")), _text(result.get("final_response"))
+        if again and result.get("failed") and policy.again(reason, attempts):
+            calls = result.get("api_calls")
+            due = time.time() + policy.delay(reason, waited=isinstance(calls, int) and calls > 1)
+            claim.commit(Batch(put_off=PutOff(str(reason), error, due)))
+            return due
+        state = TurnState.CANCELLED if result.get("interrupted") else TurnState.FAILED
+        claim.commit(Batch(end=TurnEnd(state, str(reason), error, prose)))
+    else:
+        reply = rows.assistant_row(_text(result.get("final_response")), timestamp=time.time())
+        claim.commit(Batch(rows=[encode_row(reply)], end=TurnEnd(TurnState.DONE)))
+    return None
+
+
+def _text(value: object) -> str:
+    """Text of a result; an agent that is not ours may put anything there."""
+    return value if isinstance(value, str) else ""
+
+
+# -- one session, on the caller's thread ------------------------------------------
 
 
 class Runner:
@@ -159,31 +237,17 @@ class Runner:
         )
 
     def _turn(self, claim: SessionWriter, text: str, accepted: TurnRecord | None) -> Result:
-        history = self._db.get_messages_as_conversation(self._session_id)
-        user = rows.user_row(text, timestamp=time.time())
-        key = accepted.key if accepted is not None else None
-        failpoints.hit("runner.before_admit")
-        claim.commit(Batch(rows=[encode_row(user)], begin=key is None, start=key))
-        failpoints.hit("runner.admitted")
-        if accepted is None and self._notices.admitted is not None:
-            self._notices.admitted(claim.turn_id)
-        user["_db_persisted"] = True
-        agent: Any = self._agent
-        agent._pending_cli_user_message = user
-        result = self._agent.run_conversation(text, conversation_history=history)
-        self._settle(claim, result)
+        user_seq = claim.last_seq + 1
+        if accepted is not None:
+            user_seq = accepted.user_seq or user_seq
+            begin(claim, accepted)
+        else:
+            failpoints.hit("runner.before_admit")
+            claim.commit(Batch(rows=[encode_row(rows.user_row(text, timestamp=time.time()))], begin=True))
+            failpoints.hit("runner.admitted")
+            if self._notices.admitted is not None:
+                self._notices.admitted(claim.turn_id)
+        result = attempt(self._db, claim, self._agent, user_seq, again=False, attempts=1)
+        settle(claim, result, again=False, attempts=1)
         failpoints.hit("runner.settled")
         return result
-
-    @staticmethod
-    def _settle(claim: SessionWriter, result: Result) -> None:
-        """End the turn of an agent that wrote no end itself; an agent that could not store leaves it open."""
-        if claim.turn_key is None or str(result.get("turn_exit_reason")) == "session_persistence_failed":
-            return
-        if result.get("failed") or not result.get("completed"):
-            reason = str(result.get("failure_reason") or FailureReason.UNKNOWN)
-            state = TurnState.CANCELLED if result.get("interrupted") else TurnState.FAILED
-            claim.commit(Batch(end=TurnEnd(state, reason, str(result.get("error") or ""))))
-        else:
-            reply = rows.assistant_row(str(result.get("final_response") or ""), timestamp=time.time())
-            claim.commit(Batch(rows=[encode_row(reply)], end=TurnEnd(TurnState.DONE)))

@@ -169,6 +169,13 @@ def select(conn: apsw.Connection, session_key: int, *, after: int = 0, until: in
         yield _stored(values)
 
 
+def select_events(conn: apsw.Connection, session_key: int, after: int, limit: int) -> Iterator[tuple[int, Stored]]:
+    """The same for at most `limit` rows behind row `after`, each with its event number."""
+    bounds = (row_id(session_key, after), row_id(session_key, MAX_SEQ), limit)
+    for *values, event in conn.execute(f"{_SELECT}, event {_RANGE} LIMIT ?", bounds):
+        yield cast("int", event), _stored(tuple(values))
+
+
 def _stored(values: tuple[Any, ...]) -> Stored:
     return Stored(*values)
 
@@ -255,3 +262,11 @@ def hash_of(conn: apsw.Connection, session_key: int, seq: int) -> bytes | None:
     for (value,) in conn.execute("SELECT hash FROM messages WHERE id = ?", (row_id(session_key, seq),)):
         return cast("bytes", value)
     return None
+
+
+def text_of(conn: apsw.Connection, session_key: int, seq: int) -> tuple[str, dict[str, Any]]:
+    """The content of one row as text, "" when there is none, and what is stored beside it."""
+    rows = conn.execute("SELECT content, CAST(extra AS BLOB) FROM messages WHERE id = ?", (row_id(session_key, seq),))
+    for content, extra in rows:
+        return str(content or ""), {} if extra is None else _decode(cast("bytes", extra))
+    return "", {}

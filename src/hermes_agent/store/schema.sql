@@ -46,7 +46,11 @@ CREATE TABLE sessions (
     output_tokens INTEGER NOT NULL DEFAULT 0,
     cache_read_tokens INTEGER NOT NULL DEFAULT 0,
     cache_write_tokens INTEGER NOT NULL DEFAULT 0,
-    reasoning_tokens INTEGER NOT NULL DEFAULT 0
+    reasoning_tokens INTEGER NOT NULL DEFAULT 0,
+    -- what the person set
+    pinned INTEGER NOT NULL DEFAULT 0,
+    archived INTEGER NOT NULL DEFAULT 0,
+    hidden INTEGER NOT NULL DEFAULT 0
 );
 
 CREATE INDEX sessions_recent ON sessions (started_at);
@@ -92,10 +96,25 @@ CREATE TABLE turns (
     reason TEXT,
     error TEXT,
     accepted_at REAL NOT NULL,
-    ended_at REAL
+    ended_at REAL,
+    -- what else it was told when it was taken; JSON
+    options TEXT,
+    deadline REAL,
+    retry_at REAL,
+    started_at REAL,
+    -- what the person reads of a turn that ended without an answer
+    prose TEXT,
+    -- the session's counters as it began; once it has ended, what it used itself
+    usage TEXT,
+    -- number of the event with which it began to run
+    first_event INTEGER,
+    -- digest over all that was said up to the message that began it; only while nothing followed it
+    transcript BLOB
 );
 
 CREATE INDEX turns_by_session ON turns (session_key, state);
+CREATE INDEX turns_open ON turns (state) WHERE state NOT IN ('done', 'failed', 'cancelled', 'expired');
+CREATE INDEX turns_by_transcript ON turns (transcript) WHERE transcript IS NOT NULL;
 
 -- The effect ledger: one row a call, id turn.step.index.
 CREATE TABLE tool_calls (
@@ -148,4 +167,66 @@ CREATE TABLE usage (
     first_seen REAL NOT NULL,
     last_seen REAL NOT NULL,
     PRIMARY KEY (session_key, model, provider)
+) WITHOUT ROWID;
+
+CREATE INDEX tool_calls_unknown ON tool_calls (state) WHERE state = 'unknown';
+
+-- A message as it came: the same id of the same sender names the same turn for ever after.
+-- body_hash tells a repeat from another message under the same id.
+CREATE TABLE inbox (
+    sender TEXT NOT NULL,
+    scope TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    turn_key INTEGER NOT NULL,
+    body_hash BLOB NOT NULL,
+    received_at REAL NOT NULL,
+    PRIMARY KEY (sender, scope, message_id)
+) WITHOUT ROWID;
+
+CREATE INDEX inbox_by_turn ON inbox (turn_key);
+
+-- Questions to a person: decided once, used once, bound to exactly what was shown.
+CREATE TABLE approvals (
+    id TEXT PRIMARY KEY,
+    turn_key INTEGER NOT NULL,
+    call_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    request TEXT NOT NULL,
+    request_hash BLOB NOT NULL,
+    state TEXT NOT NULL,
+    answer TEXT,
+    decided_by TEXT,
+    asked_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    decided_at REAL,
+    used_at REAL
+) WITHOUT ROWID;
+
+CREATE INDEX approvals_by_turn ON approvals (turn_key, call_id);
+
+-- What is left of a removed session.
+-- stage: 0 its rows are still to be erased, 1 older copies of them may be in the file, 2 nothing of it is left.
+CREATE TABLE tombstones (
+    session_key INTEGER PRIMARY KEY,
+    id TEXT NOT NULL,
+    deleted_at REAL NOT NULL,
+    stage INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE INDEX tombstones_by_id ON tombstones (id);
+CREATE INDEX tombstones_unfinished ON tombstones (stage) WHERE stage < 2;
+
+-- Turns of another session whose results a branch shows: the files that hold them stay as long as it does.
+CREATE TABLE lent_turns (
+    turn_id TEXT NOT NULL,
+    session_key INTEGER NOT NULL,
+    PRIMARY KEY (turn_id, session_key)
+) WITHOUT ROWID;
+
+CREATE INDEX lent_turns_by_session ON lent_turns (session_key);
+
+-- Names that clients gave to sessions, as digests over owner, kind and name.
+CREATE TABLE session_names (
+    digest BLOB PRIMARY KEY,
+    session_key INTEGER NOT NULL
 ) WITHOUT ROWID;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Self
 import apsw
 
 from hermes_agent import errors, failpoints, home
-from hermes_agent.store import anchors, database, encoding, leases, messages, sessions, turns, writer
+from hermes_agent.store import anchors, database, encoding, forks, leases, messages, removal, sessions, turns, writer
 from hermes_agent.store.database import StoreOptions
 from hermes_agent.store.writer import SessionWriter
 
@@ -54,6 +55,16 @@ class SessionDB:
         self._check_open()
         return self._open
 
+    @property
+    def database(self) -> database.Database:
+        """The open file, for the other faces of the store."""
+        return self._database
+
+    @property
+    def anchors(self) -> anchors.Anchors:
+        """Where the sessions' ends are kept outside the file."""
+        return self._anchors
+
     def _check_open(self) -> None:
         if self._closed:
             raise errors.StoreError("this handle on the store is closed")
@@ -90,6 +101,15 @@ class SessionDB:
             self._anchors.forget(made)
         return session_id
 
+    def create_new_session(self, session_id: str, source: str = "unknown", **fields: Any) -> str:
+        """Make the session or raise `SessionExists`, `InvalidTitle`; fields as for `create_session`.
+
+        The id of a deleted session may be used again; nothing of the old one comes with it.
+        """
+        _check_id(session_id)
+        self._anchors.forget(self._database.write(lambda conn: sessions.create(conn, session_id, source, fields)))
+        return session_id
+
     def get_session(self, session_id: str) -> dict[str, Any] | None:
         """One session's fields, None when it does not exist."""
         return self._database.read(lambda conn: sessions.describe(conn, session_id))
@@ -101,13 +121,70 @@ class SessionDB:
         """
         return self._database.read(lambda conn: sessions.resolve(conn, name))
 
-    def list_sessions(self, limit: int = 50, offset: int = 0) -> list[dict[str, Any]]:
-        """Sessions, the last used first, each with a `preview` of its first message."""
-        return self._database.read(lambda conn: sessions.recent(conn, limit, offset))
+    def list_sessions(self, limit: int = 50, offset: int = 0, **which: Any) -> list[dict[str, Any]]:
+        """Sessions, the last used first, each with a `preview` of its first message.
+
+        Which: source, title (exact), archived and hidden (False; None for both kinds), pinned,
+        parent (a session's id, "" for none), since (seconds); see `sessions.recent`.
+        """
+        return self._database.read(lambda conn: sessions.recent(conn, limit, offset, **which))
 
     def set_session_title(self, session_id: str, title: str) -> None:
-        """Name a session; raises `UsageError` when the name is taken."""
+        """Name a session; raises `InvalidTitle` when the name is taken."""
         self._database.write(lambda conn: sessions.set_title(conn, session_id, title))
+
+    def update_session(self, session_id: str, **changes: Any) -> None:
+        """Change title, end_reason, pinned, archived, hidden, all or none; see `sessions.update`.
+
+        Raises `UnknownSession` or `InvalidTitle`.
+        """
+        self._database.write(lambda conn: sessions.update(conn, session_id, **changes))
+
+    def fork_session(
+        self, source_id: str, session_id: str, *, title: str | None = None, at_seq: int | None = None
+    ) -> str:
+        """Make a session that begins as a copy of another one, up to its last ended turn; see `forks.fork`."""
+        _check_id(session_id)
+        made = sessions.Head(0, "", 0, 0, 0, b"")
+
+        def work(conn: apsw.Connection) -> sessions.Head:
+            nonlocal made
+            source = sessions.known(conn, source_id)
+            self._anchors.check_end(source.key, source_id, source.last_seq)
+            made = forks.fork(conn, source_id, session_id, title=title, at_seq=at_seq)
+            return made
+
+        # last in its transaction: no session has a higher key
+        head = self._database.write(
+            work, landed=lambda conn: sessions.head(conn, session_id) == made, place=sys.maxsize
+        )
+        self._anchors.forget(head.key)
+        self._anchors.record(head.key, head.last_seq, head.head)
+        return session_id
+
+    def delete_session(
+        self, session_id: str, *, erase_files: removal.EraseFiles | None = None, scrub: bool = True
+    ) -> bool:
+        """Remove a session and all that was stored of it; True when no trace of it is left in the file.
+
+        It is unknown as soon as this begins; what a killed process left is taken up by the next
+        call, or by `removal.finish`. `erase_files` is given the turns whose spilled results
+        are to be erased. Without `scrub`, which rewrites the file, old copies of its rows may stay
+        until `removal.scrub`.
+
+        Raises `UnknownSession`, or `SessionBusy` while a turn runs or waits.
+        """
+        removed = 0
+
+        def work(conn: apsw.Connection) -> int:
+            nonlocal removed
+            removed = removal.begin(conn, session_id)
+            return removed
+
+        self._anchors.forget(self._database.write(work, landed=lambda conn: removal.has_begun(conn, removed)))
+        failpoints.hit("removal.begun")
+        removal.finish(self._database, erase_files)
+        return scrub and removal.scrub(self._database)
 
     # -- messages -----------------------------------------------------------
 
@@ -187,7 +264,7 @@ class SessionDB:
         """Take the session's lease; with `source=…` and fields the session is made when it is missing.
 
         Waits up to `wait` seconds for another owner. Raises `SessionBusy`, or
-        `UnknownSession` when nothing says how to make it.
+        `UnknownSession` when nothing says how to make it, or it was deleted.
         """
         if "source" in create:
             _check_id(session_id)
@@ -195,6 +272,8 @@ class SessionDB:
         def work(conn: apsw.Connection) -> tuple[sessions.Head, bool]:
             found = sessions.head(conn, session_id)
             if "source" in create:
+                if found is None:
+                    sessions.refuse_deleted(conn, session_id)
                 sessions.ensure(conn, session_id, create["source"], create)
             head = sessions.known(conn, session_id)
             leases.acquire(conn, head.key, session_id)
@@ -218,9 +297,9 @@ class SessionDB:
 
     def accept_turn(self, session_id: str, text: str) -> turns.TurnRecord:
         """Store, durably, a message that waits until the session is free."""
-        key, turn_id = self._head(session_id).key, turns.new_turn_id()
+        turn_id = turns.new_turn_id()
         return self._database.write(
-            lambda conn: turns.accept(conn, key, text, turn_id),
+            lambda conn: turns.accept(conn, sessions.known(conn, session_id).key, text, turn_id),
             landed=lambda conn: turns.find(conn, turn_id) is not None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class TurnState(StrEnum):
 
 _ENDS = frozenset((TurnState.DONE, TurnState.FAILED, TurnState.CANCELLED, TurnState.EXPIRED))
 _OPEN = ", ".join(f"'{state}'" for state in TurnState if state not in _ENDS)
+ENDS = ", ".join(f"'{state}'" for state in TurnState if state in _ENDS)
+"""The last states, as an SQL list."""
 
 
 class CallState(StrEnum):
@@ -99,14 +102,42 @@ class TurnRecord:
     crash_resumes: int
     reason: str | None
     error: str | None
+    prose: str | None
+    """What the person reads of a turn that ended without an answer."""
+    options: dict[str, Any]
+    """What else the turn was told when it was taken."""
+    deadline: float | None
+    retry_at: float | None
+    """When a turn that waits to be tried again is due; wall-clock seconds."""
+    accepted_at: float
+    ended_at: float | None
+    usage: tuple[int, ...]
+    """`USAGE` of all its attempts, once it has ended."""
+    first_event: int | None
+    """Number of the event with which it began to run."""
 
 
-_COLUMNS = "key, id, session_key, state, owner, input, user_seq, end_seq, attempts, crash_resumes, reason, error"
+USAGE = ("api_calls", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+"""What is counted of a turn, in the order of `TurnRecord.usage`."""
+
+_FIELDS = tuple(TurnRecord.__dataclass_fields__)
+_COLUMNS = ", ".join(_FIELDS)
+_COUNTERS = "api_call_count, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens"
+_COUNT_FROM = f"(SELECT json_array({_COUNTERS}) FROM sessions WHERE key = ?)"
+"""The session's counters as a turn begins; its end leaves the difference."""
+_COUNTED = (
+    "(SELECT json_array("
+    + ", ".join(f"s.{name.strip()} - (usage ->> {i})" for i, name in enumerate(_COUNTERS.split(",")))
+    + ") FROM sessions s WHERE s.key = session_key)"
+)
 
 
 def _record(values: tuple[Any, ...]) -> TurnRecord:
-    key, turn_id, session_key, state, *rest = values
-    return TurnRecord(key, turn_id, session_key, _state(TurnState, state), *rest)
+    fields = dict(zip(_FIELDS, values, strict=True))
+    fields["state"] = _state(TurnState, fields["state"])
+    fields["options"] = json.loads(fields["options"]) if fields["options"] else {}
+    fields["usage"] = tuple(json.loads(fields["usage"])) if fields["usage"] and fields["ended_at"] is not None else ()
+    return TurnRecord(**fields)
 
 
 def _state(kind: type[S], value: Any) -> S:
@@ -122,52 +153,124 @@ def _clean(text: str | None) -> str | None:
 
 def new_turn_id() -> str:
     """A turn's public id."""
-    return "turn_" + secrets.token_hex(8)
+    return "turn_" + secrets.token_hex(16)
 
 
-def accept(conn: apsw.Connection, session_key: int, text: str, turn_id: str) -> TurnRecord:
-    """Store a message that waits for its turn on a busy session."""
-    text, now = encoding.clean_text(text), time.time()
+def accept(
+    conn: apsw.Connection,
+    session_key: int,
+    text: str,
+    turn_id: str,
+    *,
+    user_seq: int | None = None,
+    options: dict[str, Any] | None = None,
+    deadline: float | None = None,
+) -> TurnRecord:
+    """Store a message that waits for its turn; `user_seq` is the row that holds it already, if one does."""
     conn.execute(
-        "INSERT INTO turns (id, session_key, state, owner, input, accepted_at) VALUES (?, ?, ?, ?, ?, ?)",
-        (turn_id, session_key, TurnState.ACCEPTED, processes.identity(), text, now),
-    )
-    return TurnRecord(
-        conn.last_insert_rowid(), turn_id, session_key, TurnState.ACCEPTED, processes.identity(), text,
-        None, None, 0, 0, None, None,
+        "INSERT INTO turns (id, session_key, state, owner, input, user_seq, options, deadline, accepted_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            turn_id, session_key, TurnState.ACCEPTED, processes.identity(), encoding.clean_text(text), user_seq,
+            encoding.encode(options).decode() if options else None, deadline, time.time(),
+        ),
     )  # fmt: skip
+    return by_key(conn, conn.last_insert_rowid())
 
 
-def begin(conn: apsw.Connection, session_key: int, turn_id: str, user_seq: int, fence: int) -> int:
-    """Store a turn that starts now; returns its key."""
+def begin(
+    conn: apsw.Connection,
+    session_key: int,
+    turn_id: str,
+    user_seq: int,
+    fence: int,
+    event: int,
+    *,
+    options: dict[str, Any] | None = None,
+    deadline: float | None = None,
+) -> int:
+    """Store a turn that starts now with that event; returns its key."""
+    now = time.time()
     conn.execute(
-        "INSERT INTO turns (id, session_key, state, owner, user_seq, attempts, fence, accepted_at)"
-        " VALUES (?, ?, ?, ?, ?, 1, ?, ?)",
-        (turn_id, session_key, TurnState.RUNNING, processes.identity(), user_seq, fence, time.time()),
-    )
+        "INSERT INTO turns (id, session_key, state, owner, user_seq, attempts, fence, first_event, accepted_at,"
+        f" started_at, options, deadline, usage) VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, {_COUNT_FROM})",
+        (
+            turn_id, session_key, TurnState.RUNNING, processes.identity(), user_seq, fence, event, now, now,
+            encoding.encode(options).decode() if options else None, deadline, session_key,
+        ),
+    )  # fmt: skip
     return conn.last_insert_rowid()
 
 
-def start(conn: apsw.Connection, turn_key: int, user_seq: int, fence: int) -> None:
-    """Turn an accepted message into a running turn; its row is number `user_seq`.
+def start(conn: apsw.Connection, turn_key: int, user_seq: int, fence: int, event: int) -> None:
+    """Turn an accepted message into a turn that runs from that event on; its row is number `user_seq`.
 
     Raises `StoreError` when it does not wait any more.
     """
     conn.execute(
-        "UPDATE turns SET state = ?, owner = ?, input = NULL, user_seq = ?, attempts = attempts + 1, fence = ?"
+        "UPDATE turns SET state = ?, owner = ?, input = NULL, user_seq = ?, attempts = attempts + 1, fence = ?,"
+        f" first_event = ?, started_at = ?, usage = {_COUNT_FROM.replace('?', 'session_key')}"
         f" WHERE key = ? AND state = '{TurnState.ACCEPTED}'",
-        (TurnState.RUNNING, processes.identity(), user_seq, fence, turn_key),
+        (TurnState.RUNNING, processes.identity(), user_seq, fence, event, time.time(), turn_key),
     )
     if conn.changes() != 1:
         raise errors.StoreError("the message was withdrawn, or is being answered already")
 
 
-def withdraw(conn: apsw.Connection, turn_key: int, reason: str) -> None:
-    """Cancel a message that has not become a row yet."""
+def put_off(conn: apsw.Connection, turn_key: int, reason: str, error: str | None, retry_at: float) -> None:
+    """A running turn failed and waits to be tried again."""
     conn.execute(
-        "UPDATE turns SET state = ?, reason = ?, ended_at = ? WHERE key = ? AND state = ?",
-        (TurnState.CANCELLED, _clean(reason), time.time(), turn_key, TurnState.ACCEPTED),
+        "UPDATE turns SET state = ?, reason = ?, error = ?, retry_at = ? WHERE key = ? AND state = ?",
+        (TurnState.WAITING_RETRY, _clean(reason), _clean(error), retry_at, turn_key, TurnState.RUNNING),
     )
+    if conn.changes() != 1:
+        raise errors.StoreError("the turn does not run any more")
+
+
+def give_up(conn: apsw.Connection, turn_key: int, state: TurnState, reason: str, prose: str) -> bool:
+    """End a turn that waits to be tried again; False when it does not."""
+    conn.execute(
+        f"UPDATE turns SET state = ?, reason = ?, prose = ?, retry_at = NULL, ended_at = ?, usage = {_COUNTED},"
+        " end_seq = (SELECT s.last_seq FROM sessions s WHERE s.key = session_key) WHERE key = ? AND state = ?",
+        (state, _clean(reason), _clean(prose), time.time(), turn_key, TurnState.WAITING_RETRY),
+    )
+    return conn.changes() == 1
+
+
+def retry(conn: apsw.Connection, turn_key: int, fence: int) -> None:
+    """Begin the next attempt of a turn that waited for it; counted in the same write."""
+    conn.execute(
+        "UPDATE turns SET state = ?, owner = ?, fence = ?, attempts = attempts + 1, retry_at = NULL, reason = NULL,"
+        " error = NULL WHERE key = ? AND state = ?",
+        (TurnState.RUNNING, processes.identity(), fence, turn_key, TurnState.WAITING_RETRY),
+    )
+    if conn.changes() != 1:
+        raise errors.StoreError("the turn does not wait for another attempt")
+
+
+def ask_to_stop(conn: apsw.Connection, turn_key: int, reason: str) -> None:
+    """Store why a running turn shall end; it stays open until whoever runs it ends it."""
+    conn.execute(
+        "UPDATE turns SET reason = ? WHERE key = ? AND state IN (?, ?)",
+        (reason, turn_key, TurnState.RUNNING, TurnState.WAITING_APPROVAL),
+    )
+
+
+def wait_for_approval(conn: apsw.Connection, turn_key: int, *, waits: bool) -> None:
+    """Say that a running turn waits for a person, or does not any more."""
+    states = (TurnState.RUNNING, TurnState.WAITING_APPROVAL)
+    conn.execute("UPDATE turns SET state = ? WHERE key = ? AND state = ?", (states[waits], turn_key, states[not waits]))
+
+
+def withdraw(
+    conn: apsw.Connection, turn_key: int, reason: str, state: TurnState = TurnState.CANCELLED, prose: str | None = None
+) -> bool:
+    """End a turn whose message has not begun to be answered; False if it has."""
+    conn.execute(
+        "UPDATE turns SET state = ?, reason = ?, prose = ?, ended_at = ?, usage = NULL WHERE key = ? AND state = ?",
+        (state, _clean(reason), _clean(prose), time.time(), turn_key, TurnState.ACCEPTED),
+    )
+    return conn.changes() == 1
 
 
 def resume(conn: apsw.Connection, turn_key: int, fence: int, *, to_go_on: bool = True) -> None:
@@ -185,13 +288,19 @@ def resume(conn: apsw.Connection, turn_key: int, fence: int, *, to_go_on: bool =
 
 
 def end(
-    conn: apsw.Connection, turn_key: int, state: TurnState, end_seq: int, reason: str | None, error: str | None
+    conn: apsw.Connection,
+    turn_key: int,
+    state: TurnState,
+    end_seq: int,
+    reason: str | None,
+    error: str | None,
+    prose: str | None = None,
 ) -> None:
     """Close a turn; a turn that is closed stays as it is."""
     conn.execute(
-        f"UPDATE turns SET state = ?, end_seq = ?, reason = ?, error = ?, ended_at = ?"
+        f"UPDATE turns SET state = ?, end_seq = ?, reason = ?, error = ?, prose = ?, ended_at = ?, usage = {_COUNTED}"
         f" WHERE key = ? AND state IN ({_OPEN})",
-        (state, end_seq, _clean(reason), _clean(error), time.time(), turn_key),
+        (state, end_seq, _clean(reason), _clean(error), _clean(prose), time.time(), turn_key),
     )
 
 
@@ -205,10 +314,23 @@ def open_turns(conn: apsw.Connection, session_key: int) -> list[TurnRecord]:
 
 
 def find(conn: apsw.Connection, turn_id: str) -> TurnRecord | None:
-    """The turn of that public id."""
+    """The turn of that public id, or of one unambiguous beginning of it of at least 24 hex digits."""
     for values in conn.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (turn_id,)):
         return _record(values)
-    return None
+    if len(turn_id) < _SHORTEST:
+        return None
+    rows = conn.execute(f"SELECT {_COLUMNS} FROM turns WHERE id > ?1 AND id < ?1 || 'g' LIMIT 2", (turn_id,)).fetchall()
+    return _record(rows[0]) if len(rows) == 1 else None
+
+
+_SHORTEST = len("turn_") + 24
+
+
+def by_key(conn: apsw.Connection, turn_key: int) -> TurnRecord:
+    """The turn of that key, which must be there."""
+    for values in conn.execute(f"SELECT {_COLUMNS} FROM turns WHERE key = ?", (turn_key,)):
+        return _record(values)
+    raise errors.StoreError("the turn is gone")
 
 
 def outcomes(conn: apsw.Connection, session_key: int) -> dict[int, str]:
@@ -287,4 +409,11 @@ def last_step(conn: apsw.Connection, turn_key: int) -> int:
     """The highest step number of a turn, 0 before its first call."""
     for (value,) in conn.execute("SELECT max(step) FROM tool_calls WHERE turn_key = ?", (turn_key,)):
         return value or 0
+    return 0
+
+
+def unknown_effects(conn: apsw.Connection) -> int:
+    """How many calls are in doubt."""
+    for (count,) in conn.execute(f"SELECT count(*) FROM tool_calls WHERE state = '{CallState.UNKNOWN}'"):
+        return count
     return 0

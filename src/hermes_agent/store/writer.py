@@ -13,11 +13,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import apsw
 
 from hermes_agent import errors, failpoints
-from hermes_agent.store import anchors, leases, messages, sessions, turns, usage
+from hermes_agent.store import anchors, approvals, leases, messages, sessions, turns, usage
+from hermes_agent.store.approvals import ApprovalRecord, ApprovalState
 from hermes_agent.store.database import Database
 from hermes_agent.store.turns import CallKey, CallState, Proposal, TurnRecord, TurnState
 
@@ -32,6 +34,18 @@ class TurnEnd:
     state: TurnState
     reason: str | None = None
     error: str | None = None
+    prose: str | None = None
+    """What the person reads when there was no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """A failed attempt whose turn shall be tried again."""
+
+    reason: str
+    error: str | None
+    retry_at: float
+    """Wall-clock seconds."""
 
 
 @dataclass(slots=True)
@@ -41,8 +55,9 @@ class Batch:
     rows: list[messages.Row] = field(default_factory=list[messages.Row])
     begin: bool = False
     """A new turn begins with the first row."""
-    start: int | None = None
-    """Key of an accepted turn that begins with the first row."""
+    resume: TurnRecord | None = None
+    """An accepted turn, or one that waits to be tried again, that runs from now on."""
+    put_off: PutOff | None = None
     proposals: list[Proposal] = field(default_factory=list[Proposal])
     results: dict[int, tuple[CallKey, CallState]] = field(default_factory=dict[int, tuple[CallKey, CallState]])
     """By index in `rows`: the call whose result that row is, and its new state."""
@@ -50,20 +65,28 @@ class Batch:
     end: TurnEnd | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.proposals or self.usage or self.end)
+        return bool(self.rows or self.proposals or self.usage or self.end or self.put_off)
 
 
 class SessionWriter:
     """The right to write one session. Get one with `SessionDB.claim`; not for two threads' rows at once."""
 
-    def __init__(self, database: Database, witness: anchors.Anchors, head: sessions.Head) -> None:
+    def __init__(
+        self,
+        database: Database,
+        witness: anchors.Anchors,
+        head: sessions.Head,
+        turn: tuple[int | None, str] = (None, ""),
+    ) -> None:
         self._database = database
         self._anchors = witness
         self._head = head
-        self._turn_key: int | None = None
-        self.turn_id = ""
+        self._turn_key, self.turn_id = turn
         """Public id of the turn that runs, or of the last one."""
+        self.release_at_end = False
+        """Give the lease back in the very commit that ends the turn."""
         self._lock = threading.Lock()
+        self._prompt: str | None = None
         self.released = False
         _keeper.watch(self)
 
@@ -110,6 +133,15 @@ class SessionWriter:
         key = self._turn_key
         return [] if key is None else self._database.read(lambda conn: turns.calls(conn, key, step))
 
+    def asks_about(self, key: CallKey) -> bool:
+        """Whether a started call of the running turn still waits for a person, so that it has provably not run."""
+        turn = self._turn_key
+        if turn is None:
+            return False
+        name = self.call_name(key)
+        asked = self._database.read(lambda conn: approvals.of_call(conn, turn, name))
+        return bool(asked) and asked[-1].used_at is None
+
     def last_step(self) -> int:
         """The highest step number of the running turn, 0 before its first call."""
         key = self._turn_key
@@ -129,30 +161,29 @@ class SessionWriter:
         """
         with self._lock:
             placed = messages.place(batch.rows, self._head.last_seq, self._head.head)
-            begins = batch.begin or batch.start is not None
-            turn_id = turns.new_turn_id() if batch.begin else self._accepted_id(batch.start) or self.turn_id
-            before: list[Event] = [("turn.running", turn_id)] if begins else []
-            after: list[Event] = [] if batch.end is None else [(f"turn.{batch.end.state}", turn_id)]
+            turn_id = batch.resume.id if batch.resume else turns.new_turn_id() if batch.begin else self.turn_id
+            before: list[Event] = [("turn.running", turn_id)] if batch.begin or batch.resume else []
+            after = _closing(batch, turn_id)
             first = self._head.last_event + len(before) + 1
             turn_key = self._turn_key
 
             def work(conn: apsw.Connection) -> None:
                 nonlocal turn_key
                 if batch.begin:
-                    turn_key = turns.begin(conn, self._head.key, turn_id, self._head.last_seq + 1, self._head.fence)
-                elif batch.start is not None:
-                    turn_key = batch.start
-                    turns.start(conn, batch.start, self._head.last_seq + 1, self._head.fence)
+                    head = self._head
+                    turn_key = turns.begin(conn, head.key, turn_id, head.last_seq + 1, head.fence, head.last_event + 1)
+                elif batch.resume is not None:
+                    turn_key = self._resume(conn, batch.resume)
                 messages.insert(conn, self._head.key, placed, turn_key, first)
-                if turn_key is None:
-                    return
-                self._ledger(conn, turn_key, batch, placed)
-                if batch.end is not None:
-                    last = placed[-1].seq if placed else self._head.last_seq
-                    turns.end(conn, turn_key, batch.end.state, last, batch.end.reason, batch.end.error)
+                if turn_key is not None:
+                    self._ledger(conn, turn_key, batch, placed)
+                    self._close(conn, turn_key, batch, placed[-1].seq if placed else self._head.last_seq)
 
             self._apply(work, before, after, placed, batch.usage, len(batch.proposals))
-            self._turn_key, self.turn_id = (None if batch.end is not None else turn_key), turn_id
+            closes = batch.end is not None or batch.put_off is not None
+            self._turn_key, self.turn_id = (None if closes else turn_key), turn_id
+            if closes and self.release_at_end:
+                self._forget()
             if placed:
                 self._anchors.record(self._head.key, self._head.last_seq, self._head.head)
                 failpoints.hit("store.anchored")
@@ -177,14 +208,60 @@ class SessionWriter:
         with self._lock:
             self._apply(work, [("tool.finished", self.call_name(key))])
 
+    def ask(self, call_id: str, kind: str, request: dict[str, Any], seconds: float) -> ApprovalRecord:
+        """Store a question of the running turn to a person, or find the one that its call asks already."""
+        with self._lock:
+            turn = self._running()
+            record = self._database.read(lambda conn: approvals.asked(conn, turn, call_id, request))
+            if record is not None and record.state is not ApprovalState.PENDING:
+                return record
+            question = approvals.new_approval_id() if record is None else record.id
+
+            def work(conn: apsw.Connection) -> None:
+                turns.wait_for_approval(conn, turn, waits=True)
+                if record is None:
+                    approvals.ask(conn, question, turn, call_id, kind, request, time.time() + seconds)
+
+            self._apply(work, [self._question(question, call_id, "requested")] if record is None else [])
+            return self._database.read(lambda conn: approvals.known(conn, question))
+
+    def settle_question(self, record: ApprovalRecord, *, given_up: bool = False) -> ApprovalRecord:
+        """Use up a decision, once, or close a question whose time is over or that was given up; the turn goes on.
+
+        Raises `StoreError` when it was used up before, or is not decided at all.
+        """
+        with self._lock:
+            turn = self._running()
+
+            def work(conn: apsw.Connection) -> None:
+                approvals.close(conn, ApprovalState.EXPIRED, turn_key=turn, before=time.time())
+                if given_up:
+                    approvals.close(conn, ApprovalState.CANCELLED, turn_key=turn)
+                if not approvals.use(conn, record.id):
+                    raise errors.StoreError("this question is open, or what was decided was used up before")
+                turns.wait_for_approval(conn, turn, waits=bool(approvals.waiting(conn, turn)))
+
+            self._apply(work, [self._question(record.id, record.call_id, "decided")])
+            return self._database.read(lambda conn: approvals.known(conn, record.id))
+
+    def _question(self, approval_id: str, call_id: str, what: str) -> Event:
+        return f"approval.{what}", f"{call_id or self.turn_id}.{approval_id}"
+
     def call_name(self, key: CallKey) -> str:
         """The ledger's public id of a call of the running turn: `turn.step.index`."""
         return f"{self.turn_id}.{key.step}.{key.index}"
+
+    def system_prompt(self) -> str:
+        """The session's system prompt, "" when none is stored."""
+        if self._prompt is None:
+            self._prompt = self._database.read(lambda conn: sessions.prompt_of(conn, self._head.key))
+        return self._prompt
 
     def set_system_prompt(self, prompt: str) -> None:
         """Keep the session's system prompt; rides on the next durable commit."""
         key, fence = self._head.key, self._head.fence
         self._database.write(lambda conn: sessions.set_system_prompt(conn, key, fence, prompt), durable=False)
+        self._prompt = prompt
 
     def renew(self) -> None:
         """Extend the lease; raises `StaleLease` when it is not ours any more."""
@@ -194,8 +271,7 @@ class SessionWriter:
         """Give the session back; a second call does nothing."""
         if self.released:
             return
-        self.released = True
-        _keeper.forget(self)
+        self._forget()
         key, fence = self._head.key, self._head.fence
         self._database.write(lambda conn: leases.release(conn, key, fence), durable=False)
         failpoints.hit("lease.released")
@@ -203,21 +279,40 @@ class SessionWriter:
     # -- inside -------------------------------------------------------------
 
     def _running(self) -> int:
-        if self._turn_key is None:
+        if self._turn_key is None or self.released:
             raise errors.StoreError("no turn is running on this session")
         return self._turn_key
 
-    def _accepted_id(self, turn_key: int | None) -> str:
-        for turn in self.open_turns() if turn_key is not None else ():
-            if turn.key == turn_key:
-                return turn.id
-        return ""
+    def _resume(self, conn: apsw.Connection, turn: TurnRecord) -> int:
+        if turn.state is TurnState.ACCEPTED:
+            head = self._head
+            turns.start(conn, turn.key, turn.user_seq or head.last_seq + 1, head.fence, head.last_event + 1)
+        else:
+            turns.retry(conn, turn.key, self._head.fence)
+        return turn.key
 
     def _ledger(self, conn: apsw.Connection, turn_key: int, batch: Batch, placed: list[messages.Placed]) -> None:
         if batch.proposals:
             turns.propose(conn, turn_key, batch.proposals, self._head.fence)
         for index, (key, state) in batch.results.items():
             turns.mark_done(conn, turn_key, key, state, placed[index].seq, self._head.fence)
+
+    def _close(self, conn: apsw.Connection, turn_key: int, batch: Batch, last: int) -> None:
+        """End the turn, or put it off, and give the lease back if that was wished."""
+        if batch.end is not None:
+            end = batch.end
+            turns.end(conn, turn_key, end.state, last, end.reason, end.error, end.prose)
+            approvals.close(conn, ApprovalState.CANCELLED, turn_key=turn_key)
+        elif batch.put_off is not None:
+            turns.put_off(conn, turn_key, batch.put_off.reason, batch.put_off.error, batch.put_off.retry_at)
+        else:
+            return
+        if self.release_at_end:
+            leases.release(conn, self._head.key, self._head.fence)
+
+    def _forget(self) -> None:
+        self.released = True
+        _keeper.forget(self)
 
     def _apply(
         self,
@@ -259,6 +354,44 @@ class SessionWriter:
 
         self._database.write(transaction, landed=landed if new != old else None, place=old.key)
         self._head = new
+
+
+def _closing(batch: Batch, turn_id: str) -> list[Event]:
+    """The event with which a batch ends."""
+    if batch.end is not None:
+        return [(f"turn.{batch.end.state}", turn_id)]
+    return [] if batch.put_off is None else [(f"turn.{TurnState.WAITING_RETRY}", turn_id)]
+
+
+def begin_turn(
+    conn: apsw.Connection,
+    old: sessions.Head,
+    rows: Sequence[messages.Row],
+    turn_id: str,
+    *,
+    user_seq: int | None = None,
+    options: dict[str, Any] | None = None,
+    deadline: float | None = None,
+) -> tuple[sessions.Head, int]:
+    """Begin a turn on a session whose lease was just taken; part of the caller's transaction.
+
+    `rows` is the user's row, or nothing when row `user_seq` holds it already. Returns the
+    session's new head and the turn's key.
+    """
+    placed = messages.place(rows, old.last_seq, old.head)
+    last_seq, chain = (placed[-1].seq, placed[-1].hash) if placed else (old.last_seq, old.head)
+    new = sessions.Head(old.key, old.id, old.fence, last_seq, old.last_event + 1 + len(placed), chain)
+    if new.last_event > messages.MAX_SEQ:
+        raise errors.StoreError(f"a session holds at most {messages.MAX_SEQ} events; start a new one")
+    now = time.time()
+    _move(conn, old, new, now, len(placed), 0, None)
+    event = old.last_event + 1
+    key = turns.begin(
+        conn, old.key, turn_id, user_seq or last_seq, old.fence, event, options=options, deadline=deadline
+    )
+    conn.execute(_EVENT, (messages.row_id(old.key, event), "turn.running", turn_id, now))
+    messages.insert(conn, old.key, placed, key, event + 1)
+    return new, key
 
 
 def _move(
@@ -332,12 +465,12 @@ class Appender:
             nonlocal new
             if remembered is not None:
                 with suppress(errors.StaleLease):
-                    new = _append(conn, remembered, rows)
+                    new = append(conn, remembered, rows)
                     return new
             old = sessions.known(conn, session_id)
             leases.refuse_if_held(conn, old.key, session_id)
             self._anchors.check_end(old.key, session_id, old.last_seq)
-            new = _append(conn, old, rows)
+            new = append(conn, old, rows)
             return new
 
         def landed(conn: apsw.Connection) -> bool:
@@ -353,7 +486,8 @@ class Appender:
 _REMEMBERED = 64
 
 
-def _append(conn: apsw.Connection, old: sessions.Head, rows: Sequence[messages.Row]) -> sessions.Head:
+def append(conn: apsw.Connection, old: sessions.Head, rows: Sequence[messages.Row]) -> sessions.Head:
+    """Append rows of nobody's turn, at least one; part of the caller's transaction. Returns the session's new head."""
     placed = messages.place(rows, old.last_seq, old.head)
     last = placed[-1]
     new = sessions.Head(old.key, old.id, old.fence, last.seq, old.last_event + len(placed), last.hash)

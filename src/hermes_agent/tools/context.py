@@ -28,6 +28,8 @@ class ApprovalRequest:
     """The exact text that will run."""
     why: str
     """Why it needs a yes, as one sentence."""
+    call_id: str = ""
+    """The ledger's id of the call that asks."""
 
 
 Ask = Callable[[ApprovalRequest], Decision]

@@ -34,7 +34,7 @@ from hermes_agent.transcript import rules
 Record = dict[str, Any]
 
 _ORDER = {"proposed": 0, "started": 1, "finished": 2, "done": 3, "unknown": 3}
-_TURN_ID = re.compile(r"turn_[0-9a-f]{16}")
+_TURN_ID = re.compile(r"turn_[0-9a-f]{32}")
 
 
 @dataclass

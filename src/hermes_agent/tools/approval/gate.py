@@ -55,7 +55,7 @@ def decide(command: str, context: ToolContext, cwd: Path | None = None) -> Verdi
         return Verdict(True, "", reading)
     if context.ask is None:
         return Verdict(False, _nobody(why), reading)
-    answer = context.ask(ApprovalRequest("terminal", command, _question(command, why, where)))
+    answer = context.ask(ApprovalRequest("terminal", command, _question(command, why, where), context.call_id))
     if answer is Decision.SESSION:
         approved.add(key)
     if answer in (Decision.ONCE, Decision.SESSION):
