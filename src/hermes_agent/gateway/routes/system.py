@@ -1,0 +1,199 @@
+"""What the server says of itself: that it is well, what it can do, which models it offers, how much it does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from aiohttp import web
+
+from hermes_agent.gateway import metrics, openapi, replies
+from hermes_agent.gateway.call import Call
+from hermes_agent.gateway.keys import Scope
+from hermes_agent.gateway.profile import Profile
+from hermes_agent.gateway.table import Route
+from hermes_agent.version import VERSION
+
+_FREE_BYTES = 64 * 1024 * 1024
+"""Free space on the store's disk below which the server is not well."""
+
+_routes: list[Route] = []
+
+
+def describe(routes: Sequence[Route]) -> None:
+    """Say which routes there are; the application does when it is built."""
+    _routes[:] = routes
+    _document.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _document() -> bytes:
+    return replies.to_json(openapi.document(_routes))
+
+
+async def health(_call: Call) -> web.StreamResponse:
+    """Say that the server answers."""
+    return replies.json_reply({"status": "ok", "platform": "hermes-agent", "version": VERSION})
+
+
+async def detailed(call: Call) -> web.StreamResponse:
+    """Look at all that the server needs."""
+    profile = call.profile
+    return replies.json_reply(await profile.read(_health, profile))
+
+
+def _health(profile: Profile) -> dict[str, Any]:
+    disk = shutil.disk_usage(profile.home)
+    place = profile.settings.endpoint(model="", provider="", base_url="", api_key="")
+    load = profile.service.load
+    checks = {
+        "state_db": _state_db(profile),
+        "config": {"status": "ok", "warnings": len(profile.settings.warnings)},
+        "model": {"status": "ok" if place is not None else "missing", "model": place.model if place else None},
+        "disk": {"status": "ok" if disk.free > _FREE_BYTES else "low", "free_bytes": disk.free},
+        "gateway": {"status": "draining" if profile.service.is_draining else "ok"},
+        "queue": {"status": "ok" if load["waiting"] < profile.service.bounds.waiting else "full", **load},
+    }
+    well = all(check["status"] == "ok" for check in checks.values())
+    done = profile.turn_seconds
+    return {
+        "status": "ok" if well else "degraded",
+        "platform": "hermes-agent",
+        "version": VERSION,
+        "pid": os.getpid(),
+        "profile": profile.name,
+        "uptime_seconds": time.time() - profile.started_at,
+        "gateway_state": "draining" if profile.service.is_draining else "running",
+        "active_agents": load["running"],
+        "gateway_busy": load["running"] > 0,
+        "gateway_drainable": load["running"] == 0,
+        "checks": checks,
+        "metrics": {"turns": profile.turns.total(), "turn_seconds_p95": done.quantile(0.95)},
+    }
+
+
+def _state_db(profile: Profile) -> dict[str, Any]:
+    found = profile.db.database.read(lambda conn: conn.execute("PRAGMA user_version").fetchall())
+    return {"status": "ok", "schema": found[0][0], "wal_bytes": _wal_bytes(profile)}
+
+
+def _wal_bytes(profile: Profile) -> int:
+    try:
+        return os.stat(f"{profile.db.db_path}-wal").st_size
+    except FileNotFoundError:
+        return 0
+
+
+async def models(call: Call) -> web.StreamResponse:
+    """List what `model` may name."""
+    name = call.profile.model_name
+    row: dict[str, Any] = {
+        "id": name, "object": "model", "created": int(call.profile.started_at), "owned_by": "hermes",
+        "permission": [], "root": name, "parent": None,
+    }  # fmt: skip
+    return replies.json_reply({"object": "list", "data": [row]})
+
+
+async def capabilities(call: Call) -> web.StreamResponse:
+    """Say what this server can do, and where."""
+    endpoints = {route.name: {"method": route.method, "path": route.path} for route in _routes}
+    origins = call.profile.settings.api_server.cors_origins
+    return replies.json_reply(
+        {
+            "object": "hermes.api_server.capabilities",
+            "platform": "hermes-agent",
+            "version": VERSION,
+            "model": call.profile.model_name,
+            "auth": {"type": "bearer", "required": True},
+            "runtime": {"mode": "server_agent", "tool_execution": "server", "split_runtime": False},
+            "features": {**_FEATURES, "cors": bool(origins)},
+            "endpoints": endpoints,
+        }
+    )
+
+
+_FEATURES: dict[str, Any] = {
+    "chat_completions": True,
+    "chat_completions_streaming": True,
+    "responses_api": True,
+    "responses_streaming": True,
+    "run_submission": True,
+    "runs_idempotency": {"supported": True, "durable": True, "retention_seconds": 7 * 24 * 3600},
+    "idempotency": {"supported": True, "durable": True, "retention_seconds": 7 * 24 * 3600},
+    "deliveries": {"supported": True, "durable": True},
+    "run_status": True,
+    "run_events_sse": True,
+    "run_stop": True,
+    "run_steer": True,
+    "run_approval_response": True,
+    "tool_progress_events": True,
+    "approval_events": True,
+    "session_resources": True,
+    "session_chat": True,
+    "session_chat_streaming": True,
+    "session_fork": True,
+    "session_events": True,
+    "session_model_lock": False,
+    "reasoning_streaming": True,
+    "session_continuity_header": "X-Hermes-Session-Id",
+    "session_key_header": "X-Hermes-Session-Key",
+    "strict_status": "Prefer: status=strict",
+    "skills_api": False,
+    "admin_config_rw": False,
+    "memory_write_api": False,
+    "jobs_admin": False,
+    "audio_api": False,
+    "realtime_voice": False,
+}
+
+
+async def openapi_document(_call: Call) -> web.StreamResponse:
+    """The OpenAPI document."""
+    return web.Response(body=_document(), content_type="application/json")
+
+
+async def prometheus(call: Call) -> web.StreamResponse:
+    """Count what the server does."""
+    profile = call.profile
+    lines = await profile.read(_metrics, profile)
+    return web.Response(
+        text="\n".join([*lines, ""]), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    )
+
+
+def _metrics(profile: Profile) -> list[str]:
+    own: metrics.Labels = (("profile", profile.name),)
+    load = profile.service.load
+    lines = metrics.head("hermes_turns_total", "counter", "Turns that ended, by their last state.")
+    lines += profile.turns.lines("hermes_turns_total", "state", own)
+    lines += metrics.head("hermes_turn_failures_total", "counter", "Turns that ended without an answer, by reason.")
+    lines += profile.failures.lines("hermes_turn_failures_total", "reason", own)
+    lines += metrics.head("hermes_accept_seconds", "histogram", "From a message's arrival until it was durable.")
+    lines += profile.accept_seconds.lines("hermes_accept_seconds", own)
+    lines += metrics.head("hermes_turn_seconds", "histogram", "From a message's arrival to the end of its turn.")
+    lines += profile.turn_seconds.lines("hermes_turn_seconds", own)
+    lines += metrics.head("hermes_unknown_effects", "gauge", "Calls of which nobody knows whether they took effect.")
+    lines.append(metrics.sample("hermes_unknown_effects", own, profile.service.intake.unknown_effects()))
+    for name, about in (("running", "Turns that run."), ("waiting", "Messages that wait.")):
+        lines += metrics.head(f"hermes_turns_{name}", "gauge", about)
+        lines.append(metrics.sample(f"hermes_turns_{name}", own, load[name]))
+    lines += metrics.head("hermes_wal_bytes", "gauge", "Size of the store's write-ahead log.")
+    lines.append(metrics.sample("hermes_wal_bytes", own, _wal_bytes(profile)))
+    lines += metrics.head("hermes_store_commits_total", "counter", "Transactions committed.")
+    lines.append(metrics.sample("hermes_store_commits_total", own, profile.db.commits))
+    return lines
+
+
+ROUTES = (
+    Route("GET", "/health", "health", health, None, "Say that the server answers."),
+    Route("GET", "/v1/health", "healthV1", health, None, "Say that the server answers."),
+    Route("GET", "/health/detailed", "healthDetailed", detailed, Scope.ADMIN, "Look at all that the server needs."),
+    Route("GET", "/metrics", "metrics", prometheus, Scope.ADMIN, "Count what the server does.", media="text/plain"),
+    Route("GET", "/openapi.json", "openapi", openapi_document, Scope.READ, "This document."),
+    Route("GET", "/v1/models", "listModels", models, Scope.READ, "List the models."),
+    Route("GET", "/v1/capabilities", "capabilities", capabilities, Scope.READ, "Say what the server can do."),
+)
