@@ -17,7 +17,7 @@ from hermes_agent.tools import paths
 from hermes_agent.tools.arguments import integer, text
 from hermes_agent.tools.context import ToolContext, ToolLimits
 from hermes_agent.tools.registry import Arguments, Effect, ToolEntry
-from hermes_agent.tools.results import json_handler
+from hermes_agent.tools.results import json_handler, spill_folder
 
 _CHUNK = 1 << 18
 _SNIFF = 8192
@@ -249,7 +249,7 @@ def _not_found(name: str, path: Path, context: ToolContext) -> dict[str, Any]:
 
 def _is_spilled(path: Path, context: ToolContext) -> bool:
     """Results that were too long to show are text, whatever bytes a command printed."""
-    return path.is_relative_to(Path(os.path.realpath(context.home / "cache" / "spillover")))
+    return path.is_relative_to(Path(os.path.realpath(spill_folder(context.home))))
 
 
 def _binary(path: Path, sample: bytes, size: int) -> dict[str, Any]:

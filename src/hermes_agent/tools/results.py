@@ -6,10 +6,12 @@ Budgets are applied before a row is stored; a stored row is never changed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -257,6 +259,20 @@ def _save(text: str, tool_use_id: str, folder: Path | None) -> Path | None:
     except OSError:
         return None
     return path
+
+
+def spill_folder(home: Path) -> Path:
+    """Where the spilled results of a home lie."""
+    return home / "cache" / "spillover"
+
+
+def erase_spilled(folder: Path, turn_ids: Iterable[str]) -> None:
+    """Erase the spill files of these turns; others stay."""
+    wanted = frozenset(turn_ids)
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.partition(".")[0] in wanted:
+                Path(entry.path).unlink(missing_ok=True)
 
 
 def _safe_stem(tool_use_id: str) -> str:

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from hermes_agent.tools.atomic_write import make_folders
+from hermes_agent.tools.results import spill_folder
 
 SPOOL_MAX_BYTES = 100_000_000
 """Of an output longer than this the file keeps the beginning only."""
@@ -110,7 +111,7 @@ def spool_path(home: Path, call_id: str) -> Path:
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", call_id)[:120].lstrip(".")
     if safe != call_id:
         safe += "-" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return home / "cache" / "spillover" / f"{safe}.txt"
+    return spill_folder(home) / f"{safe}.txt"
 
 
 def _clean(data: bytes) -> str:
