@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hermes_agent.baton import waiting
+
 Abort = Callable[[], None]
 
 
@@ -48,7 +50,9 @@ class Cancellation:
 
     def wait(self, seconds: float) -> bool:
         """Sleep at most `seconds`; True as soon as the turn is asked to stop."""
-        if self._gate.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX))):
+        with waiting:
+            stopped = self._gate.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+        if stopped:
             self._gate.release()
             return True
         return self._requested

@@ -72,7 +72,7 @@ def configure(home: Path, *, level: str = "info", max_size_mb: float = 5, backup
 
 
 def add_secrets(secrets: Iterable[str]) -> None:
-    """Blot these texts out of every later record."""
+    """Blot these texts out of every later record, and of all that `redact` is given."""
     _file.add_secrets(secrets)
 
 
@@ -82,10 +82,11 @@ def close() -> None:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without the given secrets and without anything that looks like a key."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, MASK)
+    """`text` without the registered secrets and the given ones, and without anything that looks like a key."""
+    given = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
+    # The longest first: one may be a part of another.
+    for secret in sorted({*given, *_file.secrets}, key=len, reverse=True) if given else _file.secrets:
+        text = text.replace(secret, MASK)
     return _key_pattern().sub(lambda found: (found.group("before") or "") + MASK, text)
 
 
@@ -110,7 +111,10 @@ class _LogFile:
         self._level = LEVELS["info"]
         self._max_bytes = 5 * 1024 * 1024
         self._backups = 3
-        self._secrets: set[str] = set()
+        self.secrets: tuple[str, ...] = ()
+        """What is blotted out, the longest first; read without the lock."""
+        self._written: set[str] = set()
+        """The secrets as they stand in JSON."""
 
     def configure(self, home: Path, level: int, max_bytes: int, backups: int) -> None:
         with self._lock:
@@ -119,12 +123,14 @@ class _LogFile:
 
     def add_secrets(self, secrets: Iterable[str]) -> None:
         with self._lock:
-            self._secrets.update(secret for secret in secrets if secret)
+            found = {*self.secrets, *(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)}
+            self.secrets = tuple(sorted(found, key=len, reverse=True))
+            self._written = {_in_json(secret) for secret in found}
 
     def reset(self) -> None:
         with self._lock:
             self._close()
-            self._folder, self._level, self._secrets = None, LEVELS["info"], set()
+            self._folder, self._level, self.secrets, self._written = None, LEVELS["info"], (), set()
 
     def record(self, level: str, name: str, action: str, fields: dict[str, Any]) -> None:
         if LEVELS[level] < self._level:
@@ -133,11 +139,22 @@ class _LogFile:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
         line = {"time": stamp, "level": level, "log": name, "action": action, "pid": os.getpid()} | fields
         with self._lock:
-            data = msgspec.json.encode(_without_secrets(line, self._secrets))
+            data = self._encoded(line)
             try:
                 self._append(data + b"\n")
             except (OSError, HermesError):
                 self._close()  # full or read-only disk: the work goes on, the next record tries again
+
+    def _encoded(self, line: dict[str, Any]) -> bytes:
+        """The record as JSON; only one in which something looks like a secret is gone through text by text."""
+        try:
+            data = msgspec.json.encode(line, enc_hook=str)
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            return msgspec.json.encode(_without_secrets(line))
+        text = data.decode()
+        if _key_pattern().search(text) or any(written in text for written in self._written):
+            return msgspec.json.encode(_without_secrets(line))
+        return data
 
     def _append(self, data: bytes) -> None:
         if self._descriptor < 0:
@@ -172,20 +189,24 @@ class _LogFile:
             self._descriptor = -1
 
 
-def _without_secrets(value: Any, secrets: set[str]) -> Any:
+def _in_json(text: str) -> str:
+    return msgspec.json.encode(text.encode("utf-8", "replace").decode())[1:-1].decode()
+
+
+def _without_secrets(value: Any) -> Any:
     """`value` as plain JSON data, every text in it redacted and valid Unicode."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return {_safe_text(str(key), secrets): _without_secrets(item, secrets) for key, item in items}
+        return {_safe_text(str(key)): _without_secrets(item) for key, item in items}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_without_secrets(item, secrets) for item in cast("Iterable[Any]", value)]
-    return _safe_text(str(value), secrets)
+        return [_without_secrets(item) for item in cast("Iterable[Any]", value)]
+    return _safe_text(str(value))
 
 
-def _safe_text(text: str, secrets: set[str]) -> str:
-    return redact(text, secrets).encode("utf-8", "replace").decode()
+def _safe_text(text: str) -> str:
+    return redact(text).encode("utf-8", "replace").decode()
 
 
 def _same_file(descriptor: int, path: str) -> bool:

@@ -162,3 +162,11 @@ def test_a_log_that_cannot_be_written_stops_nobody(hermes_home):
     (hermes_home / "logs").unlink()
     log.get("x").info("kept")
     assert [line["action"] for line in lines(hermes_home)] == ["kept"]
+
+
+def test_a_registered_secret_is_blotted_out_of_any_text_until_the_log_is_closed():
+    log.add_secrets(["plain-secret", "plain-secret-and-more", "short"])
+    assert log.redact("plain-secret, plain-secret-and-more, short", ["another one"]) == "***, ***, short"
+    assert log.redact("another one: plain-secret", ["another one"]) == "***: ***"
+    log.close()
+    assert log.redact("plain-secret") == "plain-secret"

@@ -62,14 +62,16 @@ class AgentOptions:
     step_callback: Callback | None = None
 
 
+_KNOWN = frozenset(field.name for field in fields(AgentOptions))
+
+
 def parse(given: dict[str, Any]) -> AgentOptions:
     """Check the names of the arguments; raises `TypeError` naming the nearest known one."""
-    known = {field.name for field in fields(AgentOptions)}
-    unknown = [name for name in given if name not in known and name not in _ACCEPTED]
+    unknown = [name for name in given if name not in _KNOWN and name not in _ACCEPTED]
     if unknown:
         import difflib  # noqa: PLC0415 - only for a mistake
 
-        near = difflib.get_close_matches(unknown[0], [*known, *_ACCEPTED], n=1)
+        near = difflib.get_close_matches(unknown[0], [*_KNOWN, *_ACCEPTED], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TypeError(f"AIAgent has no option {unknown[0]!r}{hint}")
-    return AgentOptions(**{name: value for name, value in given.items() if name in known and value is not None})
+    return AgentOptions(**{name: value for name, value in given.items() if name in _KNOWN and value is not None})

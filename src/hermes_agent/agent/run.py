@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from hermes_agent.store.turns import TurnRecord, TurnState
 from hermes_agent.store.writer import SessionWriter, TurnEnd
 from hermes_agent.tools import dispatch, todo
 from hermes_agent.tools.context import ToolContext, ToolLimits
-from hermes_agent.tools.results import ResultBudget
+from hermes_agent.tools.results import ResultBudget, spill_folder
 from hermes_agent.tools.toolsets import check_toolset_requirements, get_tool_definitions
 from hermes_agent.transcript import rows, rules
 
@@ -44,6 +45,12 @@ _STATES = {FailureReason.INTERRUPTED: TurnState.CANCELLED, FailureReason.DEADLIN
 
 _hermes_home: Path | None = None
 _log = log.get("agent")
+
+
+@lru_cache(maxsize=16)
+def _client(kind: Any, key: str, url: str, proxy: str | None) -> Any:
+    """A client of a model server, one for all agents that ask it with the same key; `kind` is `OpenAI` as it is now."""
+    return kind(api_key=key, base_url=url, proxy=proxy)
 
 
 def handle_function_call(
@@ -85,7 +92,7 @@ class AIAgent:
         self.journal = Journal()
         self.workers = Workers()
         window = self.settings.model.context_length or model_metadata.DEFAULT_CONTEXT
-        self.result_budget = ResultBudget.for_window(window, self.home / "cache" / "spillover")
+        self.result_budget = ResultBudget.for_window(window, spill_folder(self.home))
         self._tool_state: dict[str, Any] = {}
         self._set_callbacks(chosen)
         self._set_session(chosen)
@@ -108,11 +115,8 @@ class AIAgent:
         else:
             key = place.api_key.reveal() if place and place.api_key else ""
             log.add_secrets([key])
-            self.client = OpenAI(
-                api_key=key,
-                base_url=self.base_url or settings.OPENAI_URL,
-                proxy=self.settings.proxies.for_url(self.base_url),
-            )
+            url = self.base_url or settings.OPENAI_URL
+            self.client = _client(OpenAI, key, url, self.settings.proxies.for_url(self.base_url))
             inner = OpenAIChat(lambda: self.client, name=self.provider)
         self._answering: Provider = Retrying(inner, attempts=max(self.settings.agent.api_max_retries, 1))
 

@@ -18,6 +18,7 @@ from hermes_agent.agent.journal import Journal
 from hermes_agent.agent.publish import publish
 from hermes_agent.agent.results import Exit, Totals
 from hermes_agent.agent.wire import Wire, WireTools
+from hermes_agent.baton import waiting
 from hermes_agent.errors import FailureReason, ProviderError, TurnInterrupted
 from hermes_agent.providers.base import (
     AttemptFailed,
@@ -173,9 +174,8 @@ def _ask(agent: Host, turn: Turn) -> Reply:
     )
     listens = agent.stream_delta_callback is not None or agent.reasoning_callback is not None
     failpoints.hit("loop.before_model")
-    reply = turn.model.complete(
-        request, (lambda event: _show(agent, turn, event)) if listens else None, agent.control.cancellation
-    )
+    listener: Callable[[StreamEvent], None] | None = (lambda event: _show(agent, turn, event)) if listens else None
+    reply = turn.model.complete(request, listener, agent.control.cancellation)
     failpoints.hit("loop.after_model")
     _count(agent, turn, reply)
     return reply
@@ -277,7 +277,8 @@ def _tool_round(agent: Host, turn: Turn, reply: Reply) -> Exit | None:
 
 def _execute(agent: Host, turn: Turn, content: str, calls: list[SimpleNamespace]) -> Exit | None:
     message = SimpleNamespace(content=content, tool_calls=calls)
-    agent._execute_tool_calls(message, turn.messages, turn.task_id, turn.api_calls)
+    with waiting:
+        agent._execute_tool_calls(message, turn.messages, turn.task_id, turn.api_calls)
     return results.not_stored(agent.persistence_error) if agent.persistence_failed else None
 
 

@@ -45,15 +45,22 @@ class Event:
 _calls = itertools.count(1)
 
 
+class Words:
+    """What one model call has said, piece by piece; no two have the same number."""
+
+    def __init__(self) -> None:
+        self.call = next(_calls)
+        self.pieces: list[tuple[str, str]] = []
+
+
 class Speech:
     """What the model says in a turn that runs in this process."""
 
     def __init__(self, turn_id: str, attempt: int) -> None:
         self.turn_id = turn_id
         self.attempt = attempt
-        self.call = next(_calls)
-        """Another number each time that what was said is void or has become a row; no two speeches share one."""
-        self.pieces: list[tuple[str, str]] = []
+        self.words = Words()
+        """Others each time that what was said is void or has become a row."""
 
 
 class Hub:
@@ -86,9 +93,9 @@ class Hub:
         if speech is None:
             return
         if kind == "void":
-            speech.call, speech.pieces = next(_calls), []
+            speech.words = Words()
         else:
-            speech.pieces.append((kind, text))
+            speech.words.pieces.append((kind, text))
         for follower in tuple(self._followers.get(session_id, ())):
             follower.wake()
 
@@ -96,7 +103,7 @@ class Hub:
         """What the model said has become a row."""
         speech = self._speeches.get(session_id)
         if speech is not None:
-            speech.call, speech.pieces = next(_calls), []
+            speech.words = Words()
         self.touch(session_id)
 
     def speech(self, session_id: str) -> Speech | None:
@@ -148,27 +155,28 @@ class Follower:
     def take(self) -> list[Event]:
         """What happened since the last call; durable events first, then what the model is saying."""
         speech = self._hub.speech(self.session_id)
-        call = speech.call if speech is not None else 0
+        words = speech.words if speech is not None else None
+        # what the model says from here on may stand behind events that the reading below misses
+        said = len(words.pieces) if words is not None else 0
         found: list[Event] = []
         while self.stale:
             self.stale = False
             stored, self._place = self._intake.events(self._place)
             found += [self._event(item) for item in stored]
             self.stale = self.stale or bool(stored)
-        if speech is not None and speech.call == call:
-            found += self._hear(speech)
+        if speech is not None and words is not None and speech.words is words:
+            found += self._hear(speech, words.call, words.pieces[:said])
         return found
 
-    def _hear(self, speech: Speech) -> list[Event]:
+    def _hear(self, speech: Speech, number: int, pieces: list[tuple[str, str]]) -> list[Event]:
         call, heard = self._heard
-        pieces = speech.pieces
         found: list[Event] = []
-        if call != speech.call:
+        if call != number:
             heard = 0
             if self._spoken:
                 found.append(Event(None, "void", speech.turn_id, data={"attempt": speech.attempt}))
-        self._heard = (speech.call, len(pieces))
-        self._spoken = len(pieces) > 0 and (len(pieces) > heard or (self._spoken and call == speech.call))
+        self._heard = (number, len(pieces))
+        self._spoken = len(pieces) > 0 and (len(pieces) > heard or (self._spoken and call == number))
         for kind, group in itertools.groupby(pieces[heard:], key=operator.itemgetter(0)):
             text = "".join(piece for _, piece in group)
             found.append(Event(None, kind, speech.turn_id, data={"text": text, "attempt": speech.attempt}))

@@ -82,12 +82,12 @@ def begin(claim: SessionWriter, turn: TurnRecord) -> None:
     failpoints.hit("runner.admitted")
 
 
-def attempt(db: SessionDB, claim: SessionWriter, agent: Agent, user_seq: int, *, again: bool, attempts: int) -> Result:
+def attempt(claim: SessionWriter, agent: Agent, user_seq: int, *, again: bool, attempts: int) -> Result:
     """Hand the running turn's user row to the agent, with what stood before it, and return its result.
 
     With `again` the agent leaves the turn open when its failure is one that is tried again.
     """
-    stored = db.get_messages_as_conversation(claim.session_id)
+    stored = claim.conversation()
     at = next(i for i, row in enumerate(stored) if row["_seq"] == user_seq)
     handed: Any = agent
     agent.adopt(claim)
@@ -247,7 +247,7 @@ class Runner:
             failpoints.hit("runner.admitted")
             if self._notices.admitted is not None:
                 self._notices.admitted(claim.turn_id)
-        result = attempt(self._db, claim, self._agent, user_seq, again=False, attempts=1)
+        result = attempt(claim, self._agent, user_seq, again=False, attempts=1)
         settle(claim, result, again=False, attempts=1)
         failpoints.hit("runner.settled")
         return result

@@ -124,13 +124,14 @@ class Listener:
         self.ask = ask
         """Puts approval questions to whoever answers them; `tools.context.Ask`."""
 
-    def attach(self, agent: Any) -> None:
-        """Have the agent stream its words while somebody follows the session, and not otherwise."""
+    def attach(self, agent: Any, *, always: bool = False) -> None:
+        """Have the agent stream its words while somebody follows the session, or `always`, since somebody will."""
 
         def step(*_: Any) -> None:
-            followed = self._hub.is_followed(self._session_id)
+            followed = always or self._hub.is_followed(self._session_id)
             agent.stream_delta_callback = self.delta if followed else None
             agent.reasoning_callback = self.reasoning if followed else None
+            self._hub.touch(self._session_id)  # what was stored comes before what will be said
             self._before_call(agent)
 
         agent.step_callback = step
@@ -258,6 +259,10 @@ class DeliveryService:
         """What is known of a sender's message, by the sender's id."""
         view = self.intake.find_message(sender, message_id)
         return None if view is None else _receipt(view)
+
+    def pending(self, sender: str | None = None, limit: int = 100) -> list[Receipt]:
+        """What is known of at most `limit` messages that are not answered yet, a sender's or all, oldest first."""
+        return [_receipt(view) for view in self.intake.unanswered(sender, limit)]
 
     def when_ended(self, turn_id: str, call: Told) -> bool:
         """Call `call` once, with the receipt, when the turn has ended or this process can do no more for it.
@@ -566,7 +571,7 @@ class DeliveryService:
             results = agent.recover()
             result = results[-1] if results else {}
         else:
-            result = runner.attempt(self.db, claim, agent, user_seq, again=True, attempts=number)
+            result = runner.attempt(claim, agent, user_seq, again=True, attempts=number)
         failpoints.hit("service.before_settle")
         due = runner.settle(claim, result, again=True, attempts=number)
         failpoints.hit("service.settled")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from hermes_agent import log
+from hermes_agent.baton import Baton
 
 Job = Callable[[], None]
 
@@ -17,12 +18,16 @@ _log = log.get("delivery")
 
 
 class Pool:
-    """At most `limit` daemon threads, made when they are needed; jobs begin in the order in which they came."""
+    """At most `limit` daemon threads, made when they are needed; jobs begin in the order in which they came.
+
+    One of them computes at a time (`baton`).
+    """
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._baton = Baton()
         self._lock = threading.Lock()
         self._threads = 0
         self._free = 0
@@ -47,7 +52,8 @@ class Pool:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                job()
+                with self._baton:
+                    job()
             except Exception as error:  # noqa: BLE001 - a thread's boundary
                 _log.failure("delivery.job_failed", error)
             del job

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+from hermes_agent.baton import waiting
 from hermes_agent.cancellation import Cancellation
 from hermes_agent.errors import ProviderError, TurnInterrupted
 from hermes_agent.providers import assembly, classify
@@ -65,7 +66,8 @@ class _Call:
         if self._ours:
             return self._client.chat.completions.create(**kwargs, cancellation=cancellation)
         try:
-            return self._client.chat.completions.create(**kwargs)
+            with waiting:
+                return self._client.chat.completions.create(**kwargs)
         except (ProviderError, TurnInterrupted):
             raise
         except Exception as exc:
@@ -112,7 +114,8 @@ class _Call:
         if self._ours:
             return next(chunks)
         try:
-            return next(chunks)
+            with waiting:
+                return next(chunks)
         except (StopIteration, ProviderError, TurnInterrupted):
             raise
         except Exception as exc:

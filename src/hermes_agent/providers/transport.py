@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 import certifi
 import httpcore
 
+from hermes_agent.baton import waiting
 from hermes_agent.cancellation import Cancellation
 from hermes_agent.errors import TurnInterrupted
 
@@ -121,7 +122,8 @@ class _Stream:
             if self._head:
                 self._send(b"", timeout)
             self._limit(timeout if line.read_timeout is None else line.read_timeout)
-            data = self._sock.recv(max_bytes)
+            with waiting:
+                data = self._sock.recv(max_bytes)
         except TimeoutError as exc:
             raise httpcore.ReadTimeout(str(exc)) from exc
         except OSError as exc:
@@ -168,7 +170,8 @@ class _Stream:
         tls = ssl_context.wrap_socket(self._sock, server_hostname=server_hostname, do_handshake_on_connect=False)
         try:
             self._line.hold(tls)
-            tls.do_handshake()
+            with waiting:
+                tls.do_handshake()
         except TimeoutError as exc:
             tls.close()
             raise httpcore.ConnectTimeout(str(exc)) from exc
@@ -215,13 +218,15 @@ class _Backend:
         line.check()
         deadline = time.monotonic() + (CONNECT_TIMEOUT if timeout is None else timeout)
         last: OSError | None = None
-        addresses = _resolve(host, port, line, deadline)
+        with waiting:
+            addresses = _resolve(host, port, line, deadline)
         for left, (family, kind, protocol, _, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
             sock = socket.socket(family, kind, protocol)
             now = time.monotonic()
             try:
                 # An address that swallows packets must leave time for the others.
-                _connect(sock, address, line, now + (deadline - now) / left)
+                with waiting:
+                    _connect(sock, address, line, now + (deadline - now) / left)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line.hold(sock)
             except OSError as exc:

@@ -14,6 +14,7 @@ import apsw
 from hermes_agent import errors
 from hermes_agent.store import encoding, messages, turns
 from hermes_agent.store.conversations import Thread
+from hermes_agent.store.sessions import Head
 from hermes_agent.store.turns import TurnRecord, TurnState
 
 KEPT_SECONDS = 7 * 24 * 3600.0
@@ -36,6 +37,8 @@ class Incoming:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     deadline: float | None = None
     """Wall-clock seconds after which it is not worth an answer."""
+    turn_id: str = ""
+    """What its turn shall be called, if it is new; by default a name is made."""
     body_hash: bytes = b""
     """Over what the sender sent; by default over content and options."""
     thread: Thread | None = None
@@ -118,33 +121,31 @@ def options_of(message: Incoming) -> dict[str, Any]:
     return options
 
 
-def accept(conn: apsw.Connection, session_key: int, message: Incoming, turn_id: str) -> TurnRecord:
+def accept(conn: apsw.Connection, session: Head, message: Incoming, turn_id: str) -> TurnRecord:
     """Store a message that waits for its turn, or points at the unanswered row that already holds it."""
     turn = turns.accept(
-        conn, session_key, message.text, turn_id,
-        user_seq=unanswered(conn, session_key, message), options=options_of(message), deadline=message.deadline,
+        conn, session.key, message.text, turn_id,
+        user_seq=unanswered(conn, session, message), options=options_of(message), deadline=message.deadline,
     )  # fmt: skip
     remember(conn, message, turn.key)
     return turn
 
 
-def unanswered(conn: apsw.Connection, session_key: int, message: Incoming) -> int | None:
+def unanswered(conn: apsw.Connection, session: Head, message: Incoming) -> int | None:
     """Number of the session's last row, if it is this very message, stored by nobody's turn and not answered.
 
     Only for a message without an id of its own: that one says itself whether it is a repeat.
     """
     if message.message_id or not isinstance(message.content, str):
         return None
-    bounds = (messages.row_id(session_key, 0), messages.row_id(session_key, messages.MAX_SEQ))
+    last = (messages.row_id(session.key, session.last_seq), message.text)
     rows = conn.execute(
-        "SELECT id, role, content, turn_key FROM messages WHERE id > ? AND id <= ? ORDER BY id DESC LIMIT 1", bounds
+        "SELECT 1 FROM messages WHERE id = ? AND role = 'user' AND turn_key IS NULL AND content = ?", last
     )
-    for row_id, role, content, turn_key in rows:
-        seq = cast("int", row_id) & messages.MAX_SEQ
-        taken = conn.execute("SELECT 1 FROM turns WHERE session_key = ? AND user_seq = ?", (session_key, seq))
-        if role == "user" and turn_key is None and content == message.text and not taken.fetchall():
-            return seq
-    return None
+    if not rows.fetchall():
+        return None
+    taken = conn.execute("SELECT 1 FROM turns WHERE session_key = ? AND user_seq = ?", (session.key, session.last_seq))
+    return None if taken.fetchall() else session.last_seq
 
 
 def sender_of(conn: apsw.Connection, turn_key: int) -> tuple[str, str, str] | None:
@@ -173,6 +174,18 @@ def unfinished(conn: apsw.Connection) -> list[tuple[str, TurnRecord]]:
         " ORDER BY t.key"
     ).fetchall()
     return [(str(session_id), turns.by_key(conn, cast("int", key))) for key, session_id in rows]
+
+
+def unanswered_of(conn: apsw.Connection, sender: str | None, limit: int) -> list[TurnRecord]:
+    """At most `limit` delivered turns that have not ended, a sender's or all, oldest first."""
+    keys = conn.execute(
+        "SELECT t.key FROM turns t JOIN sessions s ON s.key = t.session_key"
+        f" WHERE t.state NOT IN ({turns.ENDS})"
+        " AND EXISTS (SELECT 1 FROM inbox i WHERE i.turn_key = t.key AND (?1 IS NULL OR i.sender = ?1))"
+        " ORDER BY t.key LIMIT ?2",
+        (sender, limit),
+    ).fetchall()
+    return [turns.by_key(conn, cast("int", key)) for (key,) in keys]
 
 
 def forget_old(conn: apsw.Connection, before: float) -> int:

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 import apsw
 
 from hermes_agent import errors, failpoints
+from hermes_agent.baton import waiting
 from hermes_agent.store import faults
 
 T = TypeVar("T")
@@ -176,7 +177,9 @@ class GroupCommit:
 
     def _wait(self, request: _Request) -> None:
         """Wait to be settled or to lead; take over from a leader that was thrown out of its work."""
-        if request.woken.acquire(timeout=_LOOK_AFTER):
+        with waiting:
+            woken = request.woken.acquire(timeout=_LOOK_AFTER)
+        if woken:
             return
         with self._lock:
             leader = self._leader
@@ -307,7 +310,8 @@ class GroupCommit:
         if conn.in_transaction:
             self._stage = _Stage.COMMITTING
             try:
-                conn.execute("COMMIT")
+                with waiting:
+                    conn.execute("COMMIT")
             except apsw.Error:
                 self._stage = _Stage.FAILED
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import apsw
 
@@ -82,35 +82,37 @@ class Intake:
         not belong there (`Incoming.thread`), or what the store says; nothing of the message is stored then.
         """
         database, witness = self._db.database, self._db.anchors
-        row, turn_id = encode_row(user), turns.new_turn_id()
+        row, turn_id = encode_row(user), message.turn_id or turns.new_turn_id()
 
         def work(conn: apsw.Connection) -> tuple[TurnRecord, bool, sessions.Head | None, int]:
             seen = deliveries.known(conn, message)
             if seen is not None:
                 return seen, False, None, 0
             made = 0
-            if create is not None and sessions.head(conn, session_id) is None:
-                sessions.ensure(conn, session_id, str(create["source"]), create)
-                made = sessions.known(conn, session_id).key
+            head = sessions.head(conn, session_id) if create is not None else sessions.known(conn, session_id)
+            if head is None:
+                sessions.ensure(conn, session_id, str((create or {})["source"]), create or {})
+                head = sessions.known(conn, session_id)
+                made = head.key
             if message.thread is not None:
-                conversations.enter(conn, sessions.known(conn, session_id), message.thread, is_new=bool(made))
-            head = sessions.known(conn, session_id)
+                conversations.enter(conn, head, message.thread, is_new=bool(made))
+                head = sessions.known(conn, session_id)
             if not at_once or _is_busy(conn, head.key):
                 deliveries.check_room(conn, head.key, self._limits)
-                waiting = deliveries.accept(conn, head.key, message, turn_id)
+                waiting = deliveries.accept(conn, head, message, turn_id)
                 conversations.remember(conn, waiting.key, message.thread)
                 return waiting, True, None, made
-            leases.acquire(conn, head.key, session_id)
+            head = head._replace(fence=leases.take(conn, head.key))
             if not made:
                 witness.check_end(head.key, session_id, head.last_seq)
-            seq = deliveries.unanswered(conn, head.key, message)
-            new, key = writer.begin_turn(
-                conn, sessions.known(conn, session_id), [] if seq else [row], turn_id,
+            seq = deliveries.unanswered(conn, head, message)
+            new, turn = writer.begin_turn(
+                conn, head, [] if seq else [row], turn_id,
                 user_seq=seq, options=deliveries.options_of(message), deadline=message.deadline,
             )  # fmt: skip
-            deliveries.remember(conn, message, key)
-            conversations.remember(conn, key, message.thread)
-            return turns.by_key(conn, key), True, new, made
+            deliveries.remember(conn, message, turn.key)
+            conversations.remember(conn, turn.key, message.thread)
+            return turn, True, new, made
 
         failpoints.hit("intake.before_take")
         turn, is_new, head, made = database.write(work, landed=lambda conn: turns.find(conn, turn_id) is not None)
@@ -143,12 +145,10 @@ class Intake:
 
     def find(self, turn_id: str) -> TurnView | None:
         """A turn by its public id, with its answer."""
-
-        def work(conn: apsw.Connection) -> TurnView | None:
+        # what is read of a turn that has ended stays so, and of another one nothing else is read
+        with self._db.database.reading() as conn:
             turn = turns.find(conn, turn_id)
             return None if turn is None else _view(conn, turn)
-
-        return self._db.database.read(work)
 
     def find_message(self, sender: str, message_id: str) -> TurnView | None:
         """The turn of a sender's message by the sender's own id."""
@@ -170,6 +170,14 @@ class Intake:
     def unfinished(self) -> list[tuple[str, TurnRecord]]:
         """All delivered turns that have not ended, oldest first, each with its session's id."""
         return self._db.database.read(deliveries.unfinished)
+
+    def unanswered(self, sender: str | None, limit: int) -> list[TurnView]:
+        """At most `limit` delivered turns that have not ended, a sender's or all, oldest first."""
+
+        def work(conn: apsw.Connection) -> list[TurnView]:
+            return [_view(conn, turn) for turn in deliveries.unanswered_of(conn, sender, limit)]
+
+        return self._db.database.read(work)
 
     def forget_old(self, now: float) -> int:
         """Drop ids that are older than their promise."""
@@ -257,15 +265,19 @@ def _known_turn(conn: apsw.Connection, turn_id: str) -> TurnRecord:
 
 
 def _view(conn: apsw.Connection, turn: TurnRecord) -> TurnView:
-    sender, scope, message_id = deliveries.sender_of(conn, turn.key) or ("", "", "")
-    rows = conn.execute("SELECT id, model FROM sessions WHERE key = ?", (turn.session_key,)).fetchall()
-    if not rows:
-        raise errors.UnknownSession("the session of this turn was deleted")
-    reply, beside = "", dict[str, Any]()
-    if turn.state is TurnState.DONE and turn.end_seq is not None:
-        reply, beside = messages.text_of(conn, turn.session_key, turn.end_seq)
-    elif turn.state.is_end:
-        reply = turn.prose or ""
-    session_id, model = rows[0]
-    named = None if model is None else str(model)
-    return TurnView(turn, str(session_id), sender, scope, message_id, named, reply, beside)
+    answered = turn.state is TurnState.DONE and turn.end_seq is not None
+    answer = messages.row_id(turn.session_key, turn.end_seq or 0) if answered else None
+    for session_id, model, sender, scope, message_id, content, extra in conn.execute(
+        "SELECT s.id, s.model, i.sender, i.scope, i.message_id, m.content, CAST(m.extra AS BLOB) FROM sessions s"
+        " LEFT JOIN inbox i ON i.turn_key = ?1 LEFT JOIN messages m ON m.id = ?2 WHERE s.key = ?3",
+        (turn.key, answer, turn.session_key),
+    ):
+        reply, beside = str(content or ""), dict[str, Any]()
+        if extra is not None:
+            beside = messages.decoded(cast("bytes", extra))
+        if not answered and turn.state.is_end:
+            reply = turn.prose or ""
+        named = None if model is None else str(model)
+        told = (str(sender or ""), str(scope or ""), str(message_id or ""))
+        return TurnView(turn, str(session_id), *told, named, reply, beside)
+    raise errors.UnknownSession("the session of this turn was deleted")

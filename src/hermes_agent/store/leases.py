@@ -56,6 +56,11 @@ def refuse_if_held(conn: apsw.Connection, session_key: int, session_id: str) -> 
 def acquire(conn: apsw.Connection, session_key: int, session_id: str) -> int:
     """Take the session's lease and return its new fence; raises `SessionBusy`."""
     refuse_if_held(conn, session_key, session_id)
+    return take(conn, session_key)
+
+
+def take(conn: apsw.Connection, session_key: int) -> int:
+    """Take the lease of a session that nobody holds, as the caller has found in this transaction; returns its fence."""
     rows = conn.execute("UPDATE sessions SET fence = fence + 1 WHERE key = ? RETURNING fence", (session_key,))
     fence = cast("int", rows.fetchall()[0][0])
     conn.execute(

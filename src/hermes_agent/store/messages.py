@@ -181,19 +181,19 @@ def _stored(values: tuple[Any, ...]) -> Stored:
 
 
 def conversation(
-    conn: apsw.Connection, session_key: int, *, last_seq: int, head: bytes, active: int
+    conn: apsw.Connection, session_key: int, *, last_seq: int, head: bytes, active: int | None
 ) -> list[dict[str, Any]]:
     """A session's active rows as dicts with `_db_persisted` and `_seq`, after checking each against the chain.
 
     The session says that it ends at row `last_seq` with chain value `head`, and how many
-    rows are active. Raises `StoreDamaged` when a row was changed, removed or added
+    rows are active (None: that is not checked). Raises `StoreDamaged` when a row was changed, removed or added
     outside this program.
     """
     bounds = (row_id(session_key, 0), row_id(session_key, MAX_SEQ))
-    seals = {
-        cast("int", key) & MAX_SEQ: (cast("bytes", chain), cast("bytes", digest))
-        for key, chain, digest in conn.execute("SELECT id, chain, digest FROM seals WHERE id > ? AND id <= ?", bounds)
-    }
+    seals: dict[int, tuple[bytes, bytes]] = {}
+    if last_seq >= BLOCK:
+        for key, *seal in conn.execute("SELECT id, chain, digest FROM seals WHERE id > ? AND id <= ?", bounds):
+            seals[cast("int", key) & MAX_SEQ] = cast("tuple[bytes, bytes]", tuple(seal))
     rows = conn.execute(_RAW, bounds)
     seq, chain = 0, b""
     found: list[dict[str, Any]] = []
@@ -212,7 +212,7 @@ def conversation(
                 append(fields)
     if seq != last_seq or chain != head:
         raise errors.StoreDamaged(_broken_chain(min(seq, last_seq) + 1 if seq != last_seq else seq))
-    if len(found) != active:
+    if active is not None and len(found) != active:
         raise errors.StoreDamaged(
             f"{len(found)} rows of this session are marked as active, there were {active}: "
             "the store was damaged or edited outside hermes; restore a backup of state.db or start a new session"
@@ -264,9 +264,7 @@ def hash_of(conn: apsw.Connection, session_key: int, seq: int) -> bytes | None:
     return None
 
 
-def text_of(conn: apsw.Connection, session_key: int, seq: int) -> tuple[str, dict[str, Any]]:
-    """The content of one row as text, "" when there is none, and what is stored beside it."""
-    rows = conn.execute("SELECT content, CAST(extra AS BLOB) FROM messages WHERE id = ?", (row_id(session_key, seq),))
-    for content, extra in rows:
-        return str(content or ""), {} if extra is None else _decode(cast("bytes", extra))
-    return "", {}
+def decoded(stored: bytes) -> dict[str, Any]:
+    """What is stored beside a row."""
+    found: dict[str, Any] = _decode(stored)
+    return found

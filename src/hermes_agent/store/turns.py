@@ -178,7 +178,12 @@ def accept(
     return by_key(conn, conn.last_insert_rowid())
 
 
-def begin(
+def begin(conn: apsw.Connection, session_key: int, turn_id: str, user_seq: int, fence: int, event: int) -> int:
+    """Store a turn that starts now with that event; returns its key."""
+    return begun(conn, session_key, turn_id, user_seq, fence, event).key
+
+
+def begun(
     conn: apsw.Connection,
     session_key: int,
     turn_id: str,
@@ -188,18 +193,21 @@ def begin(
     *,
     options: dict[str, Any] | None = None,
     deadline: float | None = None,
-) -> int:
-    """Store a turn that starts now with that event; returns its key."""
-    now = time.time()
+) -> TurnRecord:
+    """The same, for a turn that was told more; returns it."""
+    now, owner = time.time(), processes.identity()
     conn.execute(
         "INSERT INTO turns (id, session_key, state, owner, user_seq, attempts, fence, first_event, accepted_at,"
         f" started_at, options, deadline, usage) VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, {_COUNT_FROM})",
         (
-            turn_id, session_key, TurnState.RUNNING, processes.identity(), user_seq, fence, event, now, now,
+            turn_id, session_key, TurnState.RUNNING, owner, user_seq, fence, event, now, now,
             encoding.encode(options).decode() if options else None, deadline, session_key,
         ),
     )  # fmt: skip
-    return conn.last_insert_rowid()
+    return TurnRecord(
+        conn.last_insert_rowid(), turn_id, session_key, TurnState.RUNNING, owner, None, user_seq, None, 1, 0,
+        None, None, None, options or {}, deadline, None, now, None, (), event,
+    )  # fmt: skip
 
 
 def start(conn: apsw.Connection, turn_key: int, user_seq: int, fence: int, event: int) -> None:

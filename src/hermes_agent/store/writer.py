@@ -147,6 +147,21 @@ class SessionWriter:
         key = self._turn_key
         return 0 if key is None else self._database.read(lambda conn: turns.last_step(conn, key))
 
+    def conversation(self) -> list[dict[str, Any]]:
+        """The session as chat messages, as `SessionDB.get_messages_as_conversation` gives them.
+
+        It costs less: under the lease nobody else writes, so the session's end need not be asked for.
+        """
+        head = self._head
+        with self._database.reading() as conn:
+            active = sessions.active_rows(conn, head.key)
+            found = messages.conversation(conn, head.key, last_seq=head.last_seq, head=head.head, active=active)
+            outcomes = turns.outcomes(conn, head.key)
+        for row in found if outcomes else ():
+            if row["_seq"] in outcomes:
+                row["_turn_outcome"] = outcomes[row["_seq"]]
+        return found
+
     def rows_since(self, seq: int) -> list[messages.Stored]:
         """The session's rows from number `seq` on."""
         return self._database.read(lambda conn: list(messages.select(conn, self._head.key, after=seq - 1)))
@@ -254,7 +269,8 @@ class SessionWriter:
     def system_prompt(self) -> str:
         """The session's system prompt, "" when none is stored."""
         if self._prompt is None:
-            self._prompt = self._database.read(lambda conn: sessions.prompt_of(conn, self._head.key))
+            with self._database.reading() as conn:
+                self._prompt = sessions.prompt_of(conn, self._head.key)
         return self._prompt
 
     def set_system_prompt(self, prompt: str) -> None:
@@ -372,11 +388,11 @@ def begin_turn(
     user_seq: int | None = None,
     options: dict[str, Any] | None = None,
     deadline: float | None = None,
-) -> tuple[sessions.Head, int]:
+) -> tuple[sessions.Head, TurnRecord]:
     """Begin a turn on a session whose lease was just taken; part of the caller's transaction.
 
     `rows` is the user's row, or nothing when row `user_seq` holds it already. Returns the
-    session's new head and the turn's key.
+    session's new head and the turn.
     """
     placed = messages.place(rows, old.last_seq, old.head)
     last_seq, chain = (placed[-1].seq, placed[-1].hash) if placed else (old.last_seq, old.head)
@@ -386,12 +402,12 @@ def begin_turn(
     now = time.time()
     _move(conn, old, new, now, len(placed), 0, None)
     event = old.last_event + 1
-    key = turns.begin(
+    turn = turns.begun(
         conn, old.key, turn_id, user_seq or last_seq, old.fence, event, options=options, deadline=deadline
     )
     conn.execute(_EVENT, (messages.row_id(old.key, event), "turn.running", turn_id, now))
-    messages.insert(conn, old.key, placed, key, event + 1)
-    return new, key
+    messages.insert(conn, old.key, placed, turn.key, event + 1)
+    return new, turn
 
 
 def _move(
