@@ -228,6 +228,29 @@ class TestFailures:
         held.release()
 
 
+    def test_a_turn_that_no_agent_can_be_made_for_fails_with_the_reason(self, office):
+        def no_model(_: Any) -> Any:
+            raise errors.SettingsError("no model is configured", reason=FailureReason.NOT_CONFIGURED)
+
+        office.service._make_agent = no_model
+        receipt = office.answer(office.send("hi"))
+        assert (receipt.state, receipt.reason) == (TurnState.FAILED, FailureReason.NOT_CONFIGURED)
+        assert "no model is configured" in receipt.reply
+
+    def test_a_fault_of_the_program_ends_the_turn_and_not_the_service(self, office):
+        whole = office.service._make_agent
+
+        def broken(_: Any) -> Any:
+            raise ZeroDivisionError
+
+        office.service._make_agent = broken
+        receipt = office.answer(office.send("hi"))
+        assert (receipt.state, receipt.reason) == (TurnState.FAILED, FailureReason.UNKNOWN)
+        office.service._make_agent = whole
+        office.fake.extend([replies.text("well again")])
+        assert office.answer(office.send("and now?")).reply == "well again"
+
+
 class TestStopping:
     def test_a_waiting_message_is_withdrawn(self, office):
         held = replies.hold()
@@ -295,5 +318,6 @@ threading.Event().wait(60)
         assert office.service.recover() == 3
         assert [office.answer(turn).reply for turn in turns] == ["r0", "r1", "r2"]
         assert office.send("m1", message_id="m1") == turns[1]
-        assert office.rows() == [(role, f"{text}{i}") for i in range(3) for role, text in (("user", "m"), ("assistant", "r"))]
+        pair = (("user", "m"), ("assistant", "r"))
+        assert office.rows() == [(role, f"{text}{i}") for i in range(3) for role, text in pair]
         office.close()

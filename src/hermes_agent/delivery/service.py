@@ -28,9 +28,11 @@ from hermes_agent.errors import (
     Draining,
     FailureReason,
     HermesError,
+    LeaseError,
     QueueFull,
     SessionBusy,
     StaleLease,
+    StoreError,
     UnknownSession,
     UsageError,
 )
@@ -100,6 +102,8 @@ class Receipt:
     message_id: str = ""
     accepted_at: float = 0.0
     ended_at: float | None = None
+    is_stopping: bool = False
+    """It was asked to stop and has not ended yet."""
 
     @property
     def is_final(self) -> bool:
@@ -132,7 +136,7 @@ class Listener:
             agent.stream_delta_callback = self.delta if followed else None
             agent.reasoning_callback = self.reasoning if followed else None
             self._hub.touch(self._session_id)  # what was stored comes before what will be said
-            self._before_call(agent)
+            pass
 
         agent.step_callback = step
 
@@ -311,10 +315,6 @@ class DeliveryService:
             return False
         live.agent.steer(text)
         return True
-
-    def is_stopping(self, turn_id: str) -> bool:
-        """Whether the turn was asked to stop and has not ended yet."""
-        return turn_id in self._stops
 
     def is_live(self, turn_id: str) -> bool:
         """Whether the turn runs in this process."""
@@ -526,7 +526,7 @@ class DeliveryService:
             self._forget_line(session_id)
             return None
         finally:
-            claim.release()
+            self._release(claim)
 
     def _run(self, session_id: str, claim: SessionWriter, turn: TurnRecord) -> float | None:
         """Run an attempt at a turn; returns in how many seconds the next one is due, if one is."""
@@ -534,12 +534,7 @@ class DeliveryService:
         claim.release_at_end = True
         number = turn.attempts + (turn.state in (TurnState.ACCEPTED, TurnState.WAITING_RETRY))
         try:
-            ask = self.questions.asker(claim, turn.id)
-            listener = Listener(self.hub, session_id, ask, lambda agent: self._pass_stop(turn.id, agent))
-            live.agent = agent = self._make_agent(Order(session_id, turn, number, listener))
-            self._pass_stop(turn.id, agent)
-            self.hub.begin(session_id, turn.id, number)
-            again_in = self._attempt(claim, turn, agent, number)
+            again_in = self._attempt(claim, turn, live, number)
         except TurnParked:
             _log.info("delivery.parked", session_id=session_id, turn_id=turn.id)
             self._tell(turn.id)
@@ -548,7 +543,7 @@ class DeliveryService:
             self._live.pop(turn.id, None)
             self.questions.forget(turn.id)
             self.hub.end(session_id)
-            claim.release()
+            self._release(claim)
         if again_in is None:
             self._ended(session_id, turn.id)
         elif turn.id in self._stops and self._end_waiting(self._view(turn.id), *_stopped(self._stops[turn.id][0])):
@@ -559,19 +554,23 @@ class DeliveryService:
             self._tell(turn.id)
         return again_in
 
-    def _attempt(self, claim: SessionWriter, turn: TurnRecord, agent: Agent, number: int) -> float | None:
-        if turn.state in (TurnState.ACCEPTED, TurnState.WAITING_RETRY):
+    def _attempt(self, claim: SessionWriter, turn: TurnRecord, live: _Live, number: int) -> float | None:
+        """Run an attempt and store how it ended; returns in how many seconds the next one is due, if one is."""
+        begins = turn.state in (TurnState.ACCEPTED, TurnState.WAITING_RETRY)
+        if begins:
             runner.begin(claim, turn)
-        user_seq = turn.user_seq or claim.last_seq
-        crashed = claim.turn_key is None
-        if crashed:  # a dead process ran it
-            agent.adopt(claim)
-            handed: Any = agent
-            handed.leave_open = runner.leaves_open(number)
-            results = agent.recover()
-            result = results[-1] if results else {}
-        else:
-            result = runner.attempt(claim, agent, user_seq, again=True, attempts=number)
+        crashed = claim.turn_key is None  # a dead process ran it
+        try:
+            result = self._result(claim, turn, live, number, crashed=crashed)
+        except (StoreError, LeaseError):
+            raise
+        except HermesError as error:
+            result = _no_result(error.reason, str(error))
+        except Exception as error:  # noqa: BLE001 - the turn's boundary: whoever waits for it must hear
+            _log.failure("delivery.turn_crashed", error, session_id=claim.session_id, turn_id=turn.id)
+            result = _no_result(FailureReason.UNKNOWN, f"internal error: {type(error).__name__}")
+        if crashed and "turn_exit_reason" not in result:
+            claim.take_over(turn, to_go_on=False)
         failpoints.hit("service.before_settle")
         due = runner.settle(claim, result, again=True, attempts=number)
         failpoints.hit("service.settled")
@@ -584,6 +583,32 @@ class DeliveryService:
             return _STUCK_SECONDS
         self._stuck.pop(turn.id, None)
         return None if due is None else max(due - time.time(), 0.0)
+
+    def _result(
+        self, claim: SessionWriter, turn: TurnRecord, live: _Live, number: int, *, crashed: bool
+    ) -> runner.Result:
+        """What an agent that was made for it makes of a turn."""
+        ask = self.questions.asker(claim, turn.id)
+        listener = Listener(self.hub, live.session_id, ask, lambda agent: self._pass_stop(turn.id, agent))
+        agent: Any = self._make_agent(Order(live.session_id, turn, number, listener))
+        live.agent = agent
+        self._pass_stop(turn.id, agent)
+        self.hub.begin(live.session_id, turn.id, number)
+        if not crashed:
+            user_seq = turn.user_seq or claim.last_seq
+            return runner.attempt(claim, agent, user_seq, again=True, attempts=number)
+        agent.adopt(claim)
+        agent.leave_open = runner.leaves_open(number)
+        results = agent.recover()
+        return results[-1] if results else {"turn_exit_reason": "nothing_to_recover", "completed": True}
+
+    def _release(self, claim: SessionWriter) -> None:
+        """Give a lease back, now or as soon as the store takes it."""
+        try:
+            claim.release()
+        except HermesError as error:
+            _log.warning("delivery.release_failed", session_id=claim.session_id, reason=str(error.reason))
+            self.clock.after(_STUCK_SECONDS, lambda: self._pool.put(lambda: self._release(claim)))
 
     # -- ends -------------------------------------------------------------------------
 
@@ -689,6 +714,12 @@ class DeliveryService:
             self.clock.after(_FORGET_SECONDS, lambda: self._pool.put(self._tidy))
 
 
+def _no_result(reason: FailureReason, error: str) -> runner.Result:
+    """The result of a turn that no agent ran."""
+    prose = f"{error} {FAILURES[reason].advice}"
+    return {"failed": True, "completed": False, "failure_reason": str(reason), "error": error, "final_response": prose}
+
+
 def _store_reason(result: dict[str, Any]) -> str:
     """The reason behind `session_persistence_failed:<detail>`."""
     detail = str(result.get("failure_reason") or "").partition(":")[2]
@@ -714,6 +745,7 @@ def _receipt(view: TurnView) -> Receipt:
         error=turn.error or "", usage=dict(zip(USAGE, turn.usage, strict=False)), model=view.model or "",
         sender=view.sender, scope=view.scope, message_id=view.message_id,
         accepted_at=turn.accepted_at, ended_at=turn.ended_at,
+        is_stopping=turn.reason == FailureReason.INTERRUPTED and not turn.state.is_end,
     )  # fmt: skip
 
 

@@ -284,12 +284,13 @@ class SessionWriter:
         self._database.write(lambda conn: leases.renew(conn, self._head.key, self._head.fence), durable=False)
 
     def release(self) -> None:
-        """Give the session back; a second call does nothing."""
+        """Give the session back; once that is done, a second call does nothing. The lease is not renewed any more."""
         if self.released:
             return
-        self._forget()
+        _keeper.forget(self)
         key, fence = self._head.key, self._head.fence
         self._database.write(lambda conn: leases.release(conn, key, fence), durable=False)
+        self.released = True
         failpoints.hit("lease.released")
 
     # -- inside -------------------------------------------------------------
