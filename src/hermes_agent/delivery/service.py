@@ -136,7 +136,7 @@ class Listener:
             agent.stream_delta_callback = self.delta if followed else None
             agent.reasoning_callback = self.reasoning if followed else None
             self._hub.touch(self._session_id)  # what was stored comes before what will be said
-            pass
+            self._before_call(agent)
 
         agent.step_callback = step
 
@@ -356,6 +356,7 @@ class DeliveryService:
                 if turn.reason == FailureReason.INTERRUPTED:
                     self._stops[turn.id] = _STOPPED, FailureReason.INTERRUPTED
                 self._put_in_line(session_id, turn.id)
+                self._expire_at(turn)
         for session_id in list(self._lines):
             self._kick(session_id)
         self._tidy()
@@ -546,7 +547,7 @@ class DeliveryService:
             self._release(claim)
         if again_in is None:
             self._ended(session_id, turn.id)
-        elif turn.id in self._stops and self._end_waiting(self._view(turn.id), *_stopped(self._stops[turn.id][0])):
+        elif turn.id in self._stops and self._end_waiting(self._view(turn.id), *_stopped(*self._stops[turn.id])):
             return None
         else:
             self._put_in_line(session_id, turn.id, first=True)
@@ -726,8 +727,8 @@ def _store_reason(result: dict[str, Any]) -> str:
     return f"store_{detail}" if detail and detail != "unknown" else str(FailureReason.STORE_IO)
 
 
-def _stopped(why: str) -> tuple[TurnState, FailureReason, str]:
-    return TurnState.CANCELLED, FailureReason.INTERRUPTED, f"[{why}]"
+def _stopped(why: str, reason: FailureReason = FailureReason.INTERRUPTED) -> tuple[TurnState, FailureReason, str]:
+    return _LATE if reason is FailureReason.DEADLINE else (TurnState.CANCELLED, reason, f"[{why}]")
 
 
 _LATE = (TurnState.EXPIRED, FailureReason.DEADLINE, "[it was not answered in time]")

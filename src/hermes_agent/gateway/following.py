@@ -100,11 +100,14 @@ async def follow_turn(profile: Profile, turn_id: str, after: int | None = None) 
 
 
 async def follow_session(profile: Profile, session_id: str, after: int | None = None) -> AsyncGenerator[Event | None]:
-    """The events of a session behind event `after`, by default from now on, for ever; None for a heartbeat."""
+    """The events of a session behind event `after`, by default from now on, until the process stops.
+
+    None for a heartbeat.
+    """
     service = profile.service
 
     async with Following(profile, lambda wake: service.follow(session_id, wake, after)) as following:
-        while True:
+        while not (service.is_draining and not service.load["running"]):
             for event in await following.take():
                 yield event
             if not await following.wait(elsewhere=True):

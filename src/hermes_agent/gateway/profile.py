@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -16,9 +16,11 @@ from hermes_agent.delivery.service import Bounds, DeliveryService, Order, Receip
 from hermes_agent.errors import UnknownSession
 from hermes_agent.gateway import metrics
 from hermes_agent.settings import Settings
+from hermes_agent.store import removal
 from hermes_agent.store.database import StoreOptions
 from hermes_agent.store.deliveries import Incoming
 from hermes_agent.store.session_db import SessionDB
+from hermes_agent.tools.results import erase_spilled, spill_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +30,8 @@ CreateAgent = Callable[..., Agent]
 
 _READERS = 4
 """Threads for reads of the store, which never wait for a writer."""
+_SCRUB_SECONDS = 30.0
+"""How long after a removal the file is rewritten, which holds up other writes; several removals share it."""
 _LOOK_SECONDS = 0.25
 """How often a turn that another process runs is looked at."""
 
@@ -67,6 +71,8 @@ class Profile:
         self.turn_seconds = metrics.Histogram()
         self.accept_seconds = metrics.Histogram()
         self.service = DeliveryService(db, self._agent_for, bounds, self._count)
+        self._scrubs = False
+        """The file will be wiped soon."""
         self._readers = ThreadPoolExecutor(_READERS, "hermes-read")
 
     @property
@@ -124,7 +130,24 @@ class Profile:
             if not here:
                 await asyncio.sleep(min(left, _LOOK_SECONDS))
 
+    async def delete_session(self, session_id: str) -> None:
+        """Remove a session; its last traces in the file are wiped a little later.
+
+        Raises `UnknownSession`, or `SessionBusy` while a turn runs or waits in it.
+        """
+        await self.read(self.db.delete_session, session_id, erase_files=self._erase_files, scrub=False)
+        if not self._scrubs:
+            self._scrubs = True
+            self.service.clock.after(_SCRUB_SECONDS, lambda: self._readers.submit(self._scrub) and None)
+
     # -- inside -------------------------------------------------------------------
+
+    def _scrub(self) -> None:
+        self._scrubs = False
+        removal.scrub(self.db.database)
+
+    def _erase_files(self, turn_ids: Sequence[str]) -> None:
+        erase_spilled(spill_folder(self.home), turn_ids)
 
     def _count(self, receipt: Receipt) -> None:
         self.turns.add(str(receipt.state))
@@ -153,7 +176,7 @@ class Profile:
             tool_start_callback=listener.moved,
             tool_complete_callback=listener.moved,
         )
-        listener.attach(agent)
+        listener.attach(agent, always=bool(options.get("stream")))
         return agent
 
 

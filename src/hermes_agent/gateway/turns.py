@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -13,12 +14,14 @@ from hermes_agent.errors import FailureReason, MessageConflict
 from hermes_agent.gateway import replies
 from hermes_agent.gateway.call import Call
 from hermes_agent.gateway.replies import ApiError
+from hermes_agent.store.conversations import Thread
 from hermes_agent.store.deliveries import Incoming
 from hermes_agent.store.turns import TurnState
 
 MAX_TEXT = 65_536
 """Characters of one message."""
 MAX_PARTS = 1000
+MAX_SECONDS = 1e6
 
 Content = str | list[Any]
 
@@ -66,20 +69,31 @@ async def submit(
     create: Mapping[str, Any] | None = None,
     body: Mapping[str, Any] | None = None,
     conflict: int = 422,
+    thread: Thread | None = None,
+    attempt: int = 0,
+    deadline: float | None = None,
+    turn_id: str = "",
 ) -> Receipt:
     """Take the message; it is durable, once, when this returns.
 
-    Its id is the `Idempotency-Key`, else `message_id`. Another message under the same id is
-    an `ApiError` with the status `conflict`.
+    Its id is the `Idempotency-Key`, else `message_id`; `attempt` counts the messages that
+    were taken under it because the earlier ones had failed. Another message under the same id is
+    an `ApiError` with the status `conflict`, one that does not belong there a `ConversationMoved`.
+    `deadline` is what `deadline_of` gives; `turn_id` is what a new turn is called, by default a name is made.
     """
     key = call.idempotency_key or message_id
+    if key and attempt:
+        key = f"{key} {attempt}"  # no client's own key has a space
     incoming = Incoming(
         sender=call.principal.name,
         content=content,
         scope=f"{scope}:{session_id}" if create is None else scope,
         message_id=key,
         options={name: value for name, value in (options or {}).items() if value},
+        deadline=deadline,
+        turn_id=turn_id,
         body_hash=fingerprint(body) if key and body is not None else b"",
+        thread=thread,
     )
     try:
         return await call.profile.submit(session_id, incoming, create)
@@ -88,6 +102,15 @@ async def submit(
             conflict, "idempotency_key_conflict", str(error), param="Idempotency-Key",
             failure=FailureReason.MESSAGE_CONFLICT,
         ) from None  # fmt: skip
+
+
+def deadline_of(seconds: float | None, *, param: str = "deadline_s") -> float | None:
+    """The time on the clock in so many seconds, after which an answer is worth nothing. Raises `ApiError` 400."""
+    if seconds is None:
+        return None
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ApiError(400, f"invalid_{param}", f"{param} is a number of seconds above 0", param=param)
+    return time.time() + seconds
 
 
 def fingerprint(body: Mapping[str, Any]) -> bytes:

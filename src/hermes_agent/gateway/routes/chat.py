@@ -34,6 +34,8 @@ class ChatBody(Struct, frozen=True):
     provider: str | None = None
     message_id: str | None = None
     wait_s: float | None = None
+    deadline_s: float | None = None
+    """Seconds after which the message is not worth an answer any more."""
 
 
 def options_of(body: ChatBody) -> dict[str, Any]:
@@ -47,15 +49,16 @@ def options_of(body: ChatBody) -> dict[str, Any]:
     }
 
 
-async def take(call: Call, scope: str) -> tuple[ChatBody, turns.Receipt]:
-    """Read the request and take its message."""
+async def take(call: Call, scope: str, *, streams: bool = False) -> tuple[ChatBody, turns.Receipt]:
+    """Read the request and take its message; with `streams` somebody will listen to the model's words."""
     body = await call.body(ChatBody)
     if body.wait_s is not None and not 0 <= body.wait_s <= 1e5:
         raise ApiError(400, "invalid_wait_s", "wait_s is a number of seconds", param="wait_s")
     content = turns.content_of(body.message if body.message is not None else body.input)
     receipt = await turns.submit(
         call, call.path("session_id"), content, scope,
-        message_id=body.message_id or "", options=options_of(body), body=await call.fields(),
+        message_id=body.message_id or "", options={**options_of(body), "stream": streams}, body=await call.fields(),
+        deadline=turns.deadline_of(body.deadline_s),
     )  # fmt: skip
     return body, receipt
 
