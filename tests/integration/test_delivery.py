@@ -91,9 +91,7 @@ class TestTaking:
     def test_a_repeat_under_its_id_is_the_same_turn_however_many_come_at_once(self, office):
         office.fake.extend([replies.text("once")])
         found: list[str] = []
-        threads = [
-            threading.Thread(target=lambda: found.append(office.send("hi", message_id="m1"))) for _ in range(8)
-        ]
+        threads = [threading.Thread(target=lambda: found.append(office.send("hi", message_id="m1"))) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -227,7 +225,6 @@ class TestFailures:
         assert (receipt.state, receipt.reason) == (TurnState.EXPIRED, FailureReason.DEADLINE)
         held.release()
 
-
     def test_a_turn_that_no_agent_can_be_made_for_fails_with_the_reason(self, office):
         def no_model(_: Any) -> Any:
             raise errors.SettingsError("no model is configured", reason=FailureReason.NOT_CONFIGURED)
@@ -320,4 +317,31 @@ threading.Event().wait(60)
         assert office.send("m1", message_id="m1") == turns[1]
         pair = (("user", "m"), ("assistant", "r"))
         assert office.rows() == [(role, f"{text}{i}") for i in range(3) for role, text in pair]
+        office.close()
+
+    def test_a_turn_that_is_parked_again_and_again_is_no_poison(self, hermes_home, fake):
+        """A stop in good order is no crash, however often it happens to one turn."""
+        turn = ""
+        for number in range(5):
+            held = replies.hold(then=replies.calls(replies.call("todo", {"todos": []})))
+            fake.extend([held])
+            office = Office(hermes_home, fake)
+            assert office.service.recover() == (1 if number else 0)
+            turn = turn or office.send("a long piece of work")
+            assert held.reached.wait(PATIENT)
+            drained: list[bool] = []
+            drain = threading.Thread(
+                target=lambda office=office, drained=drained: drained.append(office.service.drain(0))
+            )
+            drain.start()
+            wait_until(lambda office=office: all(live.agent.control.parked for live in office.service._live.values()))
+            held.release()
+            drain.join(PATIENT)
+            assert drained == [True]
+            office.profile.close()
+        fake.extend([replies.text("done at last")])
+        office = Office(hermes_home, fake)
+        assert office.service.recover() == 1
+        receipt = office.answer(turn)
+        assert (receipt.state, receipt.reply, receipt.attempts) == (TurnState.DONE, "done at last", 1)
         office.close()

@@ -537,6 +537,7 @@ class DeliveryService:
         try:
             again_in = self._attempt(claim, turn, live, number)
         except TurnParked:
+            claim.park()
             _log.info("delivery.parked", session_id=session_id, turn_id=turn.id)
             self._tell(turn.id)
             return None

@@ -295,6 +295,14 @@ def resume(conn: apsw.Connection, turn_key: int, fence: int, *, to_go_on: bool =
         raise errors.StoreError("the turn has ended; there is nothing to go on with")
 
 
+def park(conn: apsw.Connection, turn_key: int, fence: int) -> None:
+    """Leave a running turn to the next process, on purpose: going on with it is no resume after a crash."""
+    conn.execute(
+        f"UPDATE turns SET crash_resumes = crash_resumes - 1 WHERE key = ? AND fence = ? AND state IN ({_OPEN})",
+        (turn_key, fence),
+    )
+
+
 def end(
     conn: apsw.Connection,
     turn_key: int,

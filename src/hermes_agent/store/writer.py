@@ -166,6 +166,12 @@ class SessionWriter:
         """The session's rows from number `seq` on."""
         return self._database.read(lambda conn: list(messages.select(conn, self._head.key, after=seq - 1)))
 
+    def park(self) -> None:
+        """Leave the running turn open for the next process, which will not count that as a crash."""
+        key, fence = self._turn_key, self._head.fence
+        if key is not None:
+            self._database.write(lambda conn: turns.park(conn, key, fence))
+
     # -- writes -------------------------------------------------------------
 
     def commit(self, batch: Batch) -> list[int]:
