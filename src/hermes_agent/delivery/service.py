@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -21,6 +20,9 @@ from hermes_agent.agent.control import TurnParked
 from hermes_agent.delivery import policy, runner
 from hermes_agent.delivery.approvals import Questions
 from hermes_agent.delivery.events import LAST, Follower, Hub, Wake
+from hermes_agent.delivery.lines import Lines
+from hermes_agent.delivery.listener import Listener
+from hermes_agent.delivery.receipts import Receipt, receipt_of
 from hermes_agent.delivery.runner import Agent
 from hermes_agent.delivery.threads import Clock, Pool
 from hermes_agent.errors import (
@@ -40,7 +42,7 @@ from hermes_agent.store import processes
 from hermes_agent.store.deliveries import Incoming, Limits
 from hermes_agent.store.intake import Intake, Taken, TurnView
 from hermes_agent.store.session_db import SessionDB
-from hermes_agent.store.turns import USAGE, TurnRecord, TurnState
+from hermes_agent.store.turns import TurnRecord, TurnState
 from hermes_agent.store.writer import SessionWriter
 
 _log = log.get("delivery")
@@ -79,98 +81,7 @@ class Bounds:
     approval_seconds: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What is known of a message: derived from its turn, the same after a restart."""
-
-    turn_id: str
-    session_id: str
-    state: TurnState
-    is_new: bool = False
-    attempts: int = 0
-    reply: str = ""
-    """The answer, or of a turn that failed what a person reads instead."""
-    reasoning: str = ""
-    finish_reason: str = ""
-    """Why the model stopped, as it said."""
-    reason: FailureReason | None = None
-    error: str = ""
-    usage: Mapping[str, int] = field(default_factory=dict[str, int])
-    model: str = ""
-    sender: str = ""
-    scope: str = ""
-    message_id: str = ""
-    accepted_at: float = 0.0
-    ended_at: float | None = None
-    is_stopping: bool = False
-    """It was asked to stop and has not ended yet."""
-
-    @property
-    def is_final(self) -> bool:
-        return self.state.is_end
-
-    @property
-    def is_retryable(self) -> bool:
-        """Whether the same message may succeed later with nobody changing anything."""
-        return self.reason is not None and FAILURES[self.reason].retry
-
-
-Told = Callable[["Receipt | None"], None]
-
-
-class Listener:
-    """The callbacks by which an agent tells of its turn; what they carry is durable or marked as provisional."""
-
-    def __init__(self, hub: Hub, session_id: str, ask: Any, before_call: Callable[[Any], None]) -> None:
-        self._hub = hub
-        self._session_id = session_id
-        self._before_call = before_call
-        self.ask = ask
-        """Puts approval questions to whoever answers them; `tools.context.Ask`."""
-
-    def attach(self, agent: Any, *, always: bool = False) -> None:
-        """Have the agent stream its words while somebody follows the session, or `always`, since somebody will."""
-
-        def step(*_: Any) -> None:
-            followed = always or self._hub.is_followed(self._session_id)
-            agent.stream_delta_callback = self.delta if followed else None
-            agent.reasoning_callback = self.reasoning if followed else None
-            self._hub.touch(self._session_id)  # what was stored comes before what will be said
-            self._before_call(agent)
-
-        agent.step_callback = step
-
-    def delta(self, text: str | None) -> None:
-        """Words of the answer; None when the reply they belong to is stored."""
-        if text is None:
-            self._hub.settle(self._session_id)
-        else:
-            self._hub.say(self._session_id, "delta", text)
-
-    def reasoning(self, text: str) -> None:
-        self._hub.say(self._session_id, "reasoning", text)
-
-    def status(self, kind: str, _text: str) -> None:
-        if kind in ("retry", "cut"):
-            self._hub.say(self._session_id, "void", "")
-
-    def stored(self, *_: Any, **__: Any) -> None:
-        """The model's words are a row now."""
-        self._hub.settle(self._session_id)
-
-    def moved(self, *_: Any, **__: Any) -> None:
-        """Something of a call was stored."""
-        self._hub.touch(self._session_id)
-
-
-@dataclass(slots=True)
-class _Line:
-    """One session in this process."""
-
-    busy: bool = False
-    """A thread works on it, or has it queued."""
-    waiting: deque[str] = field(default_factory=deque[str])
-    """Turns of this process that wait, by id."""
+Told = Callable[[Receipt | None], None]
 
 
 @dataclass(slots=True)
@@ -201,12 +112,10 @@ class DeliveryService:
         self.questions = Questions(self.intake, self.hub, self.bounds.approval_seconds)
         self._make_agent = make_agent
         self._pool = Pool(self.bounds.running + 4, "hermes-turn")
+        self._lines = Lines(
+            self.bounds.running, lambda session_id: self._pool.put(lambda: self._work(session_id, None))
+        )
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._lines: dict[str, _Line] = {}
-        self._ready: deque[str] = deque()
-        """Sessions that have something to run and wait for a place."""
-        self._running = 0
         self._live: dict[str, _Live] = {}
         self._open: dict[str, list[Told]] = {}
         """Turns of this process that have not ended, and who waits for their end."""
@@ -255,18 +164,18 @@ class DeliveryService:
         view = self.intake.find(turn_id)
         if view is None:
             return None
-        receipt = _receipt(view)
+        receipt = receipt_of(view)
         stuck = None if receipt.is_final else self._stuck.get(view.turn.id)
         return receipt if stuck is None else replace(receipt, reason=stuck[0], error=stuck[1])
 
     def find_message(self, sender: str, message_id: str) -> Receipt | None:
         """What is known of a sender's message, by the sender's id."""
         view = self.intake.find_message(sender, message_id)
-        return None if view is None else _receipt(view)
+        return None if view is None else receipt_of(view)
 
     def pending(self, sender: str | None = None, limit: int = 100) -> list[Receipt]:
         """What is known of at most `limit` messages that are not answered yet, a sender's or all, oldest first."""
-        return [_receipt(view) for view in self.intake.unanswered(sender, limit)]
+        return [receipt_of(view) for view in self.intake.unanswered(sender, limit)]
 
     def when_ended(self, turn_id: str, call: Told) -> bool:
         """Call `call` once, with the receipt, when the turn has ended or this process can do no more for it.
@@ -357,17 +266,15 @@ class DeliveryService:
                     self._stops[turn.id] = _STOPPED, FailureReason.INTERRUPTED
                 self._put_in_line(session_id, turn.id)
                 self._expire_at(turn)
-        for session_id in list(self._lines):
-            self._kick(session_id)
+        for session_id in self._lines.sessions():
+            self._lines.call(session_id)
         self._tidy()
         return found
 
     @property
     def load(self) -> dict[str, int]:
         """How many turns run and wait in this process."""
-        with self._lock:
-            waiting = sum(len(line.waiting) for line in self._lines.values())
-            return {"running": self._running, "waiting": waiting, "open": len(self._open)}
+        return {"running": self._lines.running, "waiting": self._lines.waiting, "open": len(self._open)}
 
     @property
     def is_draining(self) -> bool:
@@ -379,13 +286,14 @@ class DeliveryService:
         What still runs then is asked to leave at its next safe point, and stays open for the next process.
         """
         self._draining = True
-        settled = self._settled(seconds)
+        self._lines.close()
+        settled = self._lines.settled(seconds)
         if not settled:
             for live in list(self._live.values()):
                 if live.agent is not None:
                     live.agent.control.park()
             self.questions.close()
-            settled = self._settled(_PARK_SECONDS)
+            settled = self._lines.settled(_PARK_SECONDS)
         for turn_id in list(self._open):
             self._tell(turn_id)
         return settled
@@ -393,6 +301,7 @@ class DeliveryService:
     def close(self) -> None:
         """Stop the threads; turns that run are left to them."""
         self._draining = True
+        self._lines.close()
         self.clock.close()
         self._pool.close()
 
@@ -406,19 +315,19 @@ class DeliveryService:
             seen = self.intake.known(message)
             if seen is None:
                 raise Draining
-            return _receipt(self._view(seen.id)), None
-        at_once = self._take_place(session_id)
+            return receipt_of(self._view(seen.id)), None
+        at_once = self._lines.take(session_id)
         try:
             user = runner.user_row(message.content, dict(message.options), time.time())
             taken = self.intake.take(session_id, message, user, at_once=at_once, create=create)
         except BaseException:
             if at_once:
-                self._give_place(session_id)
+                self._lines.give(session_id)
             raise
         if not taken.is_new:
             if at_once:
-                self._give_place(session_id)
-            return _receipt(self._view(taken.turn.id)), None
+                self._lines.give(session_id)
+            return receipt_of(self._view(taken.turn.id)), None
         _log.debug("delivery.taken", session_id=session_id, turn_id=taken.turn.id, waits=taken.claim is None)
         self._expire_at(taken.turn)
         receipt = Receipt(
@@ -432,57 +341,18 @@ class DeliveryService:
             return receipt, lambda: self._work(session_id, taken)
         self._put_in_line(session_id, taken.turn.id)
         if at_once:  # somebody else works on the session
-            self._give_place(session_id, kick=False)
-            self.clock.after(_BUSY_SECONDS, lambda: self._kick(session_id))
+            self._lines.give(session_id, call=False)
+            self.clock.after(_BUSY_SECONDS, lambda: self._lines.call(session_id))
         else:
-            self._kick(session_id)
+            self._lines.call(session_id)
         return receipt, None
 
-    def _take_place(self, session_id: str) -> bool:
-        """Reserve the session and a place to run, if both are free and nothing waits there."""
-        with self._lock:
-            line = self._lines.setdefault(session_id, _Line())
-            if line.busy or line.waiting or self._running >= self.bounds.running:
-                return False
-            line.busy = True
-            self._running += 1
-            return True
-
-    def _give_place(self, session_id: str, *, kick: bool = True) -> None:
-        with self._lock:
-            line = self._lines[session_id]
-            line.busy = False
-            self._running -= 1
-            if not line.waiting:
-                del self._lines[session_id]
-            following = self._ready.popleft() if self._ready else None
-            self._changed.notify_all()
-        if following is not None:
-            self._lines[following].busy = False
-            self._kick(following)
-        if kick:
-            self._kick(session_id)
-
     def _put_in_line(self, session_id: str, turn_id: str, *, first: bool = False) -> None:
+        self._lines.put(session_id, turn_id, first=first)
         with self._lock:
-            line = self._lines.setdefault(session_id, _Line())
-            if turn_id not in line.waiting:
-                (line.waiting.appendleft if first else line.waiting.append)(turn_id)
             self._open.setdefault(turn_id, [])
 
-    def _kick(self, session_id: str) -> None:
-        """Let a session run what waits in it, now or when a place is free."""
-        with self._lock:
-            line = self._lines.get(session_id)
-            if line is not None and not line.busy and not line.waiting:
-                del self._lines[session_id]
-            if line is None or line.busy or not line.waiting or self._draining:
-                return
-            line.busy = True
-            if self._running >= self.bounds.running:
-                self._ready.append(session_id)
-                return
-            self._running += 1
+    def _start(self, session_id: str) -> None:
         self._pool.put(lambda: self._work(session_id, None))
 
     # -- running ----------------------------------------------------------------------
@@ -506,9 +376,9 @@ class DeliveryService:
             _log.error("delivery.store_refused", session_id=session_id, reason=str(error.reason), error=str(error))
             again_in = 1.0
         finally:
-            self._give_place(session_id, kick=again_in is None)
+            self._lines.give(session_id, call=again_in is None)
         if again_in is not None:
-            self.clock.after(again_in, lambda: self._kick(session_id))
+            self.clock.after(again_in, lambda: self._lines.call(session_id))
 
     def _run_next(self, session_id: str) -> float | None:
         """Claim the session and run the first of its turns that is due."""
@@ -601,8 +471,10 @@ class DeliveryService:
             return runner.attempt(claim, agent, user_seq, again=True, attempts=number)
         agent.adopt(claim)
         agent.leave_open = runner.leaves_open(number)
-        results = agent.recover()
-        return results[-1] if results else {"turn_exit_reason": "nothing_to_recover", "completed": True}
+        results: list[runner.Result] = agent.recover()
+        if not results:
+            raise UsageError("the agent cannot go on with a turn that another process began")
+        return results[-1]
 
     def _release(self, claim: SessionWriter) -> None:
         """Give a lease back, now or as soon as the store takes it."""
@@ -616,10 +488,8 @@ class DeliveryService:
 
     def _ended(self, session_id: str, turn_id: str) -> None:
         """A turn is over, or has left this process's hands."""
+        self._lines.leave(session_id, turn_id)
         with self._lock:
-            line = self._lines.get(session_id)
-            if line is not None and turn_id in line.waiting:
-                line.waiting.remove(turn_id)
             waiters = self._open.pop(turn_id, [])
             self._stops.pop(turn_id, None)
         receipt = self._call(waiters, turn_id)
@@ -694,10 +564,7 @@ class DeliveryService:
 
     def _forget_line(self, session_id: str) -> None:
         """Nothing is left to run in a session: whoever still waits for one of its turns may look."""
-        with self._lock:
-            line = self._lines.get(session_id)
-            turns = list(line.waiting) if line is not None else []
-        for turn_id in turns:
+        for turn_id in self._lines.of(session_id):
             self._ended(session_id, turn_id)
 
     def _view(self, turn_id: str) -> TurnView:
@@ -705,10 +572,6 @@ class DeliveryService:
         if view is None:
             raise UsageError(f"there is no turn {turn_id!r}")
         return view
-
-    def _settled(self, seconds: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._running == 0, seconds)
 
     def _tidy(self) -> None:
         if not self._draining:
@@ -733,22 +596,6 @@ def _stopped(why: str, reason: FailureReason = FailureReason.INTERRUPTED) -> tup
 
 
 _LATE = (TurnState.EXPIRED, FailureReason.DEADLINE, "[it was not answered in time]")
-
-
-_WITHOUT_ANSWER = frozenset((TurnState.FAILED, TurnState.CANCELLED, TurnState.EXPIRED))
-
-
-def _receipt(view: TurnView) -> Receipt:
-    turn = view.turn
-    return Receipt(
-        turn.id, view.session_id, turn.state, attempts=turn.attempts, reply=view.reply,
-        reasoning=str(view.beside.get("reasoning") or ""), finish_reason=str(view.beside.get("finish_reason") or ""),
-        reason=policy.reason_of(turn.reason) if turn.reason is not None and turn.state in _WITHOUT_ANSWER else None,
-        error=turn.error or "", usage=dict(zip(USAGE, turn.usage, strict=False)), model=view.model or "",
-        sender=view.sender, scope=view.scope, message_id=view.message_id,
-        accepted_at=turn.accepted_at, ended_at=turn.ended_at,
-        is_stopping=turn.reason == FailureReason.INTERRUPTED and not turn.state.is_end,
-    )  # fmt: skip
 
 
 __all__ = ["Bounds", "DeliveryService", "Listener", "MakeAgent", "Order", "QueueFull", "Receipt"]

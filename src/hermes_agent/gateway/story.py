@@ -160,8 +160,11 @@ class Story:
         text, said = text_of(row), self._said
         if (self._unsure and text) or not text.startswith(said):
             frames, said = [Frame("void", {"attempt": self._attempt})], ""
-        if row.get("reasoning"):
-            frames.append(Frame("reasoning", {"text": row["reasoning"], "already_streamed": self._thought}))
+        thoughts = row.get("reasoning")
+        if thoughts and not self._thought:
+            frames.append(Frame("thinking", {"delta": thoughts, "attempt": self._attempt}))
+        if thoughts:
+            frames.append(Frame("reasoning", {"text": thoughts, "already_streamed": True}))
         if text[len(said) :]:
             frames.append(Frame("delta", {"delta": text[len(said) :], "attempt": self._attempt}))
         self._said, self._unsure, self._thought = "", False, False
