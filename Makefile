@@ -10,7 +10,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.made-from-lock
 
-.PHONY: help demo test check bench crash clean
+.PHONY: help demo test check bench crash soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make check   ruff, pyright, import-linter and the lock file"
 	@echo "make bench   measure speed and memory"
 	@echo "make crash   kill the agent 3,000 times and check what is left"
+	@echo "make soak    kill the gateway under load for a minute, and send it 5,000 odd requests"
 	@echo "make clean   remove .venv and what the tools left"
 
 demo: $(READY)
@@ -45,6 +46,9 @@ bench: $(READY)
 
 crash: $(READY)
 	$(VENV)/bin/hermes selftest crash --kills 3000
+
+soak: $(READY)
+	HERMES_SOAK=1 $(RUN) -m pytest -s tests/acceptance/test_gateway_load.py tests/acceptance/test_gateway_fuzz.py
 
 clean:
 	rm -rf $(VENV) dist build .coverage .coverage.* .hypothesis .import_linter_cache .pytest_cache .ruff_cache

@@ -9,12 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import starts, stores, turns
+from bench import api, starts, stores, turns
 from bench.figures import Figure, machine, table
 from bench.plan import Benchmark, Plan, Unavailable
 
 BENCHMARKS: dict[str, Benchmark] = {
-    item.name: item for item in (*turns.BENCHMARKS, *starts.BENCHMARKS, *stores.BENCHMARKS)
+    item.name: item for item in (*turns.BENCHMARKS, *starts.BENCHMARKS, *stores.BENCHMARKS, *api.BENCHMARKS)
 }
 
 

@@ -40,16 +40,24 @@ class FloorStore:
         self._connection.close()
 
     def create(self, session: str) -> None:
-        self.execute("INSERT INTO sessions (id) VALUES (?)", (session,))
+        self.insert(session)
         self.commits += 1
+
+    def insert(self, session: str) -> None:
+        """A session, within a commit of the caller."""
+        self.execute("INSERT INTO sessions (id) VALUES (?)", (session,))
 
     def append(self, session: str, message: Message) -> None:
         """One row, one commit."""
         self.execute("BEGIN IMMEDIATE")
-        self.execute(_INSERT, _row(session, message))
-        self.execute("UPDATE sessions SET rows = rows + 1 WHERE id = ?", (session,))
+        self.add(session, message)
         self.execute("COMMIT")
         self.commits += 1
+
+    def add(self, session: str, message: Message) -> None:
+        """One row, within a commit of the caller."""
+        self.execute(_INSERT, _row(session, message))
+        self.execute("UPDATE sessions SET rows = rows + 1 WHERE id = ?", (session,))
 
     def append_all(self, session: str, messages: Sequence[Message]) -> None:
         """Many rows, one commit."""

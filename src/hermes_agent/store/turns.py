@@ -282,12 +282,13 @@ def withdraw(
 
 
 def resume(conn: apsw.Connection, turn_key: int, fence: int, *, to_go_on: bool = True) -> None:
-    """Take over a turn whose process died; counts as a resume if it shall go on.
+    """Take over a turn whose process died; counts as a resume if it shall go on and did not just wait for a person.
 
     Raises `StoreError` when the turn has ended.
     """
     conn.execute(
-        "UPDATE turns SET state = ?, owner = ?, fence = ?, crash_resumes = crash_resumes + ?"
+        "UPDATE turns SET state = ?, owner = ?, fence = ?,"
+        f" crash_resumes = crash_resumes + iif(state = '{TurnState.WAITING_APPROVAL}', 0, ?)"
         f" WHERE key = ? AND state IN ({_OPEN})",
         (TurnState.RUNNING, processes.identity(), fence, int(to_go_on), turn_key),
     )

@@ -40,7 +40,7 @@ async def test_a_taken_id_or_title_is_refused_and_says_whose_it_is(site):
     assert "a" in title.json["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "", " ", "x" * 257, "a\nb", "a\\b", "\u200b"])
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "search", "", " ", "x" * 257, "a\nb", "a\\b", "\u200b"])
 async def test_an_id_is_safe_in_a_path(site, name):
     answer = await site.ask("POST", "/api/sessions", {"session_id": name})
     assert answer.status in (201, 400)

@@ -24,6 +24,8 @@ MAX_LIST = 200
 MAX_MESSAGES = 500
 
 _ID = re.compile(r"[^/\\\x00-\x1f\x7f]{1,256}")
+_NO_IDS = frozenset((".", "..", "search"))
+"""What a path, or a route, takes for something else."""
 _SOURCES = frozenset("api_server hermes_browser cli telegram discord slack desktop dashboard".split())
 _MESSAGE_FIELDS = (
     "id", "seq", "session_id", "role", "content", "tool_call_id", "tool_calls", "name", "tool_name", "timestamp",
@@ -66,7 +68,7 @@ class Fork(Struct, frozen=True):
 
 def checked_id(value: str, param: str = "id") -> str:
     """An id that a client may choose: safe in a path, at most 256 characters. Raises `ApiError` 400."""
-    if not _ID.fullmatch(value) or value in (".", "..") or not value.isprintable() or not value.strip():
+    if not _ID.fullmatch(value) or value in _NO_IDS or not value.isprintable() or not value.strip():
         raise ApiError(
             400, "invalid_session_id", "a session id is 1 to 256 visible characters without slashes", param=param
         )
