@@ -16,6 +16,7 @@ import click
 
 from hermes_agent import home as home_module
 from hermes_agent import settings as settings_module
+from hermes_agent.cli import gateway_keys
 from hermes_agent.cli.screen import Stream, one_line
 from hermes_agent.cli.session_table import ago
 from hermes_agent.gateway import pid_file
@@ -276,5 +277,6 @@ for _made in (
         help="Write a systemd user unit that keeps it running.",
     ),
     click.Command("uninstall", callback=_uninstall, help="Stop and remove the systemd user unit."),
+    gateway_keys.command,
 ):
     command.add_command(_made)

@@ -14,7 +14,7 @@ import math
 import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
 
 from aiohttp import web
@@ -58,14 +58,18 @@ _STARTED = web.RequestKey("started", web.StreamResponse)
 
 _log = log.get("gateway")
 
+Recognise = Callable[[web.Request, Principal | None, str], Awaitable[Principal | None]]
+
 
 class Guard:
     """The middleware of one application; `install` puts it in front of everything else.
 
-    `keys` None means that no keys are in use and everybody is `OPEN`. `scope_of` says
-    what a route of the application demands, None for an open one; it is asked for known
-    routes only. `principal(request)` is who asks; on an open route nobody is known, for a
-    key is not looked at there, so that it is no place to try keys.
+    `keys` None means that no keys are in use and everybody is `OPEN`. `recognise` has the
+    last word on who asks: it gets the request, whom `keys` say, None for nobody, and the
+    header with what may be a key. `scope_of` says what a route of the application demands,
+    None for an open one; it is asked for known routes only. `principal(request)` is who
+    asks; on an open route nobody is known, for a key is not looked at there, so that it is
+    no place to try keys.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Guard:
         keys: KeyRing | None,
         *,
         scope_of: Callable[[web.Request], Scope | None],
+        recognise: Recognise | None = None,
         bind_host: str = "127.0.0.1",
         allowed_hosts: Iterable[str] = (),
         allowed_origins: Iterable[str] = (),
@@ -81,6 +86,7 @@ class Guard:
     ) -> None:
         self._keys = keys
         self._scope_of = scope_of
+        self._recognise = recognise
         self._hosts = LOCAL_HOSTS | {_host_name(name) for name in (bind_host, *allowed_hosts) if name}
         self._origins = frozenset(origin.strip().rstrip("/").lower() for origin in allowed_origins)
         self._failures = _Failures(failures_a_minute, clock)
@@ -92,7 +98,7 @@ class Guard:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            refused = self._admit(request)
+            refused = await self._admit(request)
             return await handler(request) if refused is None else refused
         except ApiError as error:
             answer = error
@@ -139,7 +145,7 @@ class Guard:
     async def expect(self, request: web.Request) -> web.StreamResponse | None:
         """The routes' `expect_handler`: refuse before the client sends a body that would be refused after it."""
         try:
-            refused = self._admit(request)
+            refused = await self._admit(request)
             if refused is not None:
                 return refused
             if request.headers.get("Expect", "").lower() != "100-continue":
@@ -154,7 +160,7 @@ class Guard:
             request.writer.output_size = 0
         return None
 
-    def _admit(self, request: web.Request) -> web.StreamResponse | None:
+    async def _admit(self, request: web.Request) -> web.StreamResponse | None:
         """Let a request in (None), answer a preflight, or raise `ApiError`."""
         host = self._check_host(request)
         self._check_origin(request, host)
@@ -165,7 +171,7 @@ class Guard:
         scope = self._scope_of(request) if known else None
         if known and scope is None:
             return None
-        who = request[PRINCIPAL] = self._authenticate(request)
+        who = request[PRINCIPAL] = await self._authenticate(request)
         if scope is not None and not who.may(scope):
             raise ApiError(403, "insufficient_scope", f"This key lacks the scope {scope.value!r}.")
         return None
@@ -201,16 +207,19 @@ class Guard:
         elif origin not in {f"http://{host}", f"https://{host}"}:
             raise _origin_refused()
 
-    def _authenticate(self, request: web.Request) -> Principal:
+    async def _authenticate(self, request: web.Request) -> Principal:
         if self._keys is None:
             return OPEN
         given = request.headers.getall("Authorization", ())
         header = given[0] if len(given) == 1 else None
         who = self._keys.authenticate(header)
+        # A header that cannot be a key is no guess.
+        guess = header if who is not None or bearer_key(header) is not None else None
+        if self._recognise is not None and guess is not None:
+            who = await self._recognise(request, who, guess)
         if who is not None:
             return who
-        # A header that cannot be a key is no guess.
-        wait = self._failures.count(request.remote or "", guess=bearer_key(header) is not None)
+        wait = self._failures.count(request.remote or "", guess=guess is not None)
         if wait > 0:
             raise ApiError(
                 429,

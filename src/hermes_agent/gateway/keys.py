@@ -18,7 +18,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -84,6 +84,14 @@ class Principal:
     def may_use(self, profile: str) -> bool:
         return self.profiles is None or profile in self.profiles
 
+    def within(self, profile: str, own: str) -> Principal:
+        """Who it is in a profile that it may use; `own` is the one whose key it has.
+
+        Another profile can have a key of the same name for somebody else; owners are one person.
+        """
+        name = self.name if profile == own or self.name == OWNER_NAME else f"{own}/{self.name}"
+        return replace(self, name=name, profiles=frozenset({profile}))
+
 
 OWNER = Principal(OWNER_NAME, EVERY_SCOPE)
 OPEN = Principal("local", EVERY_SCOPE)
@@ -98,12 +106,14 @@ class KeyEntry(Struct, frozen=True):
     sha256: str
     scopes: tuple[str, ...]
     profiles: tuple[str, ...] | None
+    """The profiles it is for: None is every one, and an empty list that of the home, whatever it is called."""
     created: float
 
-    def principal(self) -> Principal:
+    def principal(self, own: str) -> Principal:
+        """Whom it stands for, in the home of the profile `own`."""
         # A scope that a newer version knows grants nothing here.
         scopes = frozenset(Scope(scope) for scope in self.scopes if scope in EVERY_SCOPE)
-        return Principal(self.name, scopes, None if self.profiles is None else frozenset(self.profiles))
+        return Principal(self.name, scopes, None if self.profiles is None else frozenset(self.profiles or (own,)))
 
 
 class KeyRing:
@@ -116,6 +126,7 @@ class KeyRing:
 
     def __init__(self, home: Path, configured: Secret | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._home = home
+        self._own = home_module.profile_of(home)
         self._path = home / "gateway" / "keys.json"
         self._clock = clock
         self._configured = None
@@ -129,6 +140,11 @@ class KeyRing:
         self._read()
         self._look_at = clock() + _LOOK_EVERY
 
+    @property
+    def is_configured(self) -> bool:
+        """The owner's key is the one of the settings."""
+        return self._configured is not None
+
     def authenticate(self, header: str | bytes | None) -> Principal | None:
         """Who an `Authorization` header stands for; None for anything but `Bearer` and a known key."""
         if self._clock() >= self._look_at:
@@ -137,6 +153,12 @@ class KeyRing:
         if key is None:
             return None
         digest = _digest(key)
+        found = self._find(digest)
+        if found is None and self._look():  # it may have been made a moment ago
+            found = self._find(digest)
+        return found
+
+    def _find(self, digest: bytes) -> Principal | None:
         found = None
         for known, principal in self._accepted:  # all of them: the time says nothing about which one fits
             if hmac.compare_digest(known, digest):
@@ -152,10 +174,24 @@ class KeyRing:
                 return None
             return self._add(entries, OWNER_NAME, Scope, None)
 
+    def rotate_owner(self) -> str:
+        """Put a new key in the place of the owner's and return it, to be shown once.
+
+        Raises `UsageError` where the owner's key is a configured one.
+        """
+        if self._configured is not None:
+            raise UsageError("the owner's key is API_SERVER_KEY: change it where it is set and restart the gateway")
+        with self._changing() as entries:
+            return self._add([entry for entry in entries if entry.name != OWNER_NAME], OWNER_NAME, Scope, None)
+
     def issue(self, name: str, scopes: Iterable[Scope], profiles: Iterable[str] | None = None) -> str:
-        """Make a key for `name` and return it, to be shown once. Raises `UsageError` for a name that is taken."""
+        """Make a key for `name` and return it, to be shown once; without `profiles` it is for every one.
+
+        Raises `UsageError` for a name that is taken or cannot be one.
+        """
         wanted = tuple(scopes)
-        if not name.strip() or not name.isprintable() or name in _RESERVED:
+        # "profile/name" is how a key of ours is called in another profile.
+        if not name.strip() or not name.isprintable() or name in _RESERVED or "/" in name:
             raise UsageError(f"{name!r} cannot be the name of a key")
         if not wanted:
             raise UsageError("a key needs at least one scope: " + ", ".join(Scope))
@@ -210,20 +246,21 @@ class KeyRing:
         atomic_write(self._path, data + b"\n", mode=home_module.FILE_MODE)
         self._read()
 
-    def _look(self) -> None:
-        """Read the file again if it is another one; what cannot be read lets nobody in."""
+    def _look(self) -> bool:
+        """Read the file again if it is another one; what cannot be read lets nobody in. False if it is the same."""
         self._look_at = self._clock() + _LOOK_EVERY
         try:
             mark = _mark(os.stat(self._path))
         except OSError:
             mark = None
-        if mark is not None and mark == self._seen:
-            return
+        if mark == self._seen:
+            return False
         try:
             self._read()
         except SettingsError as error:
             self._accept((), mark)
             _log.failure("keys.unreadable", error)
+        return True
 
     def _read(self) -> None:
         try:
@@ -251,7 +288,7 @@ class KeyRing:
             if self._configured is not None and entry.name == OWNER_NAME:
                 continue
             with contextlib.suppress(ValueError):  # a digest that is no hexadecimal number fits no key
-                accepted.append((bytes.fromhex(entry.sha256), entry.principal()))
+                accepted.append((bytes.fromhex(entry.sha256), entry.principal(self._own)))
         self._entries, self._accepted, self._seen = entries, tuple(accepted), seen
 
 

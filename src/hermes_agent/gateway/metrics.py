@@ -79,7 +79,7 @@ def head(name: str, kind: str, about: str) -> list[str]:
 def sample(name: str, labels: Labels, value: float) -> str:
     """One line of the text format."""
     named = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-    return f"{name}{{{named}}} {value:g}" if named else f"{name} {value:g}"
+    return f"{name}{{{named}}} {value!r}" if named else f"{name} {value!r}"
 
 
 def _escaped(text: str) -> str:

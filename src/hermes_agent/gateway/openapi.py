@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from hermes_agent.gateway.table import Parameter, Route
 from hermes_agent.version import VERSION
@@ -47,7 +48,11 @@ def document(routes: Sequence[Route]) -> Json:
     schema_of = dict(zip(bodies, schemas, strict=True))
     paths: Json = {}
     for route in routes:
-        operation = _operation(route, schema_of.get(route.body) if route.body is not None else None)
+        operation = _operation(route)
+        if route.body is not None:
+            needed = any(field.required for field in structs.fields(route.body))
+            schema = {"application/json": {"schema": schema_of[route.body]}}
+            operation["requestBody"] = {"required": needed, "content": schema}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -65,7 +70,7 @@ def document(routes: Sequence[Route]) -> Json:
     }
 
 
-def _operation(route: Route, schema: Json | None) -> Json:
+def _operation(route: Route) -> Json:
     good: Json = {"description": HTTPStatus(route.status).phrase, "content": _content(route)}
     failed: Json = {
         "description": "What is wrong, and what to do about it.",
@@ -81,8 +86,6 @@ def _operation(route: Route, schema: Json | None) -> Json:
     }
     if route.scope is not None:
         found["x-hermes-scope"] = str(route.scope)
-    if schema is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return found
 
 

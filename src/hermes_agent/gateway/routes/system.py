@@ -11,28 +11,27 @@ from typing import Any
 
 from aiohttp import web
 
+from hermes_agent.errors import HermesError
 from hermes_agent.gateway import metrics, openapi, replies
 from hermes_agent.gateway.call import Call
 from hermes_agent.gateway.keys import Scope
 from hermes_agent.gateway.profile import Profile
 from hermes_agent.gateway.table import Route
+from hermes_agent.settings import ApiServerSettings
 from hermes_agent.version import VERSION
 
-_FREE_BYTES = 64 * 1024 * 1024
+LEAST_FREE_BYTES = 64 * 1024 * 1024
 """Free space on the store's disk below which the server is not well."""
 
-_routes: list[Route] = []
-
-
-def describe(routes: Sequence[Route]) -> None:
-    """Say which routes there are; the application does when it is built."""
-    _routes[:] = routes
-    _document.cache_clear()
+TABLE = web.AppKey("table", tuple[Route, ...])
+"""Under this key an application holds all its routes."""
+SERVER = web.AppKey("server", ApiServerSettings)
+"""Under this one how it is served."""
 
 
 @lru_cache(maxsize=1)
-def _document() -> bytes:
-    return replies.to_json(openapi.document(_routes))
+def _document(routes: tuple[Route, ...]) -> bytes:
+    return replies.to_json(openapi.document(routes))
 
 
 async def health(_call: Call) -> web.StreamResponse:
@@ -47,38 +46,47 @@ async def detailed(call: Call) -> web.StreamResponse:
 
 
 def _health(profile: Profile) -> dict[str, Any]:
-    disk = shutil.disk_usage(profile.home)
     place = profile.settings.endpoint(model="", provider="", base_url="", api_key="")
-    load = profile.service.load
+    load, draining = profile.service.load, profile.service.is_draining
     checks = {
         "state_db": _state_db(profile),
         "config": {"status": "ok", "warnings": len(profile.settings.warnings)},
         "model": {"status": "ok" if place is not None else "missing", "model": place.model if place else None},
-        "disk": {"status": "ok" if disk.free > _FREE_BYTES else "low", "free_bytes": disk.free},
-        "gateway": {"status": "draining" if profile.service.is_draining else "ok"},
+        "disk": _disk(profile),
+        "gateway": {"status": "draining" if draining else "ok"},
         "queue": {"status": "ok" if load["waiting"] < profile.service.bounds.waiting else "full", **load},
     }
     well = all(check["status"] == "ok" for check in checks.values())
-    done = profile.turn_seconds
     return {
-        "status": "ok" if well else "degraded",
+        "status": "draining" if draining else "ok" if well else "degraded",
         "platform": "hermes-agent",
         "version": VERSION,
         "pid": os.getpid(),
         "profile": profile.name,
-        "uptime_seconds": time.time() - profile.started_at,
-        "gateway_state": "draining" if profile.service.is_draining else "running",
+        "uptime_seconds": round(time.time() - profile.started_at, 3),
+        "gateway_state": "draining" if draining else "running",
         "active_agents": load["running"],
         "gateway_busy": load["running"] > 0,
         "gateway_drainable": load["running"] == 0,
         "checks": checks,
-        "metrics": {"turns": profile.turns.total(), "turn_seconds_p95": done.quantile(0.95)},
+        "metrics": {"turns": profile.turns.total(), "turn_seconds_p95": profile.turn_seconds.quantile(0.95)},
     }
 
 
 def _state_db(profile: Profile) -> dict[str, Any]:
-    found = profile.db.database.read(lambda conn: conn.execute("PRAGMA user_version").fetchall())
+    try:
+        found = profile.db.database.read(lambda conn: conn.execute("PRAGMA user_version").fetchall())
+    except HermesError as error:
+        return {"status": "failed", **replies.failure_fields(error.reason)}
     return {"status": "ok", "schema": found[0][0], "wal_bytes": _wal_bytes(profile)}
+
+
+def _disk(profile: Profile) -> dict[str, Any]:
+    try:
+        free = shutil.disk_usage(profile.home).free
+    except OSError as error:
+        return {"status": "failed", "error": error.strerror}
+    return {"status": "ok" if free > LEAST_FREE_BYTES else "low", "free_bytes": free}
 
 
 def _wal_bytes(profile: Profile) -> int:
@@ -100,8 +108,7 @@ async def models(call: Call) -> web.StreamResponse:
 
 async def capabilities(call: Call) -> web.StreamResponse:
     """Say what this server can do, and where."""
-    endpoints = {route.name: {"method": route.method, "path": route.path} for route in _routes}
-    origins = call.profile.settings.api_server.cors_origins
+    routes = call.request.app[TABLE]
     return replies.json_reply(
         {
             "object": "hermes.api_server.capabilities",
@@ -110,38 +117,57 @@ async def capabilities(call: Call) -> web.StreamResponse:
             "model": call.profile.model_name,
             "auth": {"type": "bearer", "required": True},
             "runtime": {"mode": "server_agent", "tool_execution": "server", "split_runtime": False},
-            "features": {**_FEATURES, "cors": bool(origins)},
-            "endpoints": endpoints,
+            "features": {**features(routes), "cors": bool(call.request.app[SERVER].cors_origins)},
+            "endpoints": {route.name: {"method": route.method, "path": route.path} for route in routes},
         }
     )
 
 
-_FEATURES: dict[str, Any] = {
-    "chat_completions": True,
-    "chat_completions_streaming": True,
-    "responses_api": True,
-    "responses_streaming": True,
-    "run_submission": True,
-    "runs_idempotency": {"supported": True, "durable": True, "retention_seconds": 7 * 24 * 3600},
-    "idempotency": {"supported": True, "durable": True, "retention_seconds": 7 * 24 * 3600},
-    "deliveries": {"supported": True, "durable": True},
-    "run_status": True,
-    "run_events_sse": True,
-    "run_stop": True,
-    "run_steer": True,
-    "run_approval_response": True,
-    "tool_progress_events": True,
-    "approval_events": True,
-    "session_resources": True,
-    "session_chat": True,
-    "session_chat_streaming": True,
-    "session_fork": True,
-    "session_events": True,
-    "session_model_lock": False,
-    "reasoning_streaming": True,
+def features(routes: Sequence[Route]) -> dict[str, Any]:
+    """What clients may rely on: each feature that is a route exists exactly where that route does."""
+    known = {route.name: route for route in routes}
+    found: dict[str, Any] = {feature: name in known for feature, name in _BY_ROUTE.items()}
+    found |= {feature: name in known and known[name].streams for feature, name in _BY_STREAM.items()}
+    return found | _FIXED
+
+
+_BY_ROUTE = {
+    "chat_completions": "createChatCompletion",
+    "responses_api": "createResponse",
+    "run_submission": "startRun",
+    "run_status": "getRun",
+    "run_stop": "stopRun",
+    "run_steer": "steerRun",
+    "run_approval_response": "approveRun",
+    "approvals": "decideApproval",
+    "deliveries": "getDelivery",
+    "session_resources": "readSession",
+    "session_search": "searchSessions",
+    "session_chat": "sessionChat",
+    "session_fork": "forkSession",
+    "session_stop": "stopSession",
+}
+"""Features and the operation that each is."""
+_BY_STREAM = {
+    "chat_completions_streaming": "createChatCompletion",
+    "tool_progress_events": "createChatCompletion",
+    "responses_streaming": "createResponse",
+    "run_events_sse": "runEvents",
+    "approval_events": "runEvents",
+    "reasoning_streaming": "sessionChatStream",
+    "session_chat_streaming": "sessionChatStream",
+    "session_events": "sessionEvents",
+}
+"""Features that are the stream of an operation."""
+_ONCE = {"supported": True, "durable": True, "retention_seconds": 7 * 24 * 3600}
+"""A message is known again for as long as its session is kept: at least so long."""
+_FIXED: dict[str, Any] = {
+    "idempotency": _ONCE,
+    "runs_idempotency": _ONCE,
     "session_continuity_header": "X-Hermes-Session-Id",
     "session_key_header": "X-Hermes-Session-Key",
     "strict_status": "Prefer: status=strict",
+    "session_model_lock": False,
     "skills_api": False,
     "admin_config_rw": False,
     "memory_write_api": False,
@@ -151,9 +177,9 @@ _FEATURES: dict[str, Any] = {
 }
 
 
-async def openapi_document(_call: Call) -> web.StreamResponse:
+async def openapi_document(call: Call) -> web.StreamResponse:
     """The OpenAPI document."""
-    return web.Response(body=_document(), content_type="application/json")
+    return web.Response(body=_document(call.request.app[TABLE]), content_type="application/json")
 
 
 async def prometheus(call: Call) -> web.StreamResponse:
@@ -168,7 +194,11 @@ async def prometheus(call: Call) -> web.StreamResponse:
 def _metrics(profile: Profile) -> list[str]:
     own: metrics.Labels = (("profile", profile.name),)
     load = profile.service.load
-    lines = metrics.head("hermes_turns_total", "counter", "Turns that ended, by their last state.")
+    lines = metrics.head("hermes_build_info", "gauge", "Which version runs.")
+    lines.append(metrics.sample("hermes_build_info", (*own, ("version", VERSION)), 1))
+    lines += metrics.head("hermes_start_time_seconds", "gauge", "When the profile was opened, in seconds since 1970.")
+    lines.append(metrics.sample("hermes_start_time_seconds", own, round(profile.started_at, 3)))
+    lines += metrics.head("hermes_turns_total", "counter", "Turns that ended, by their last state.")
     lines += profile.turns.lines("hermes_turns_total", "state", own)
     lines += metrics.head("hermes_turn_failures_total", "counter", "Turns that ended without an answer, by reason.")
     lines += profile.failures.lines("hermes_turn_failures_total", "reason", own)
