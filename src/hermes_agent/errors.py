@@ -180,7 +180,9 @@ class SessionExists(UsageError):
 class InvalidTitle(UsageError):
     """A title has at least one visible character and belongs to one session only."""
 
-    def __init__(self, message: str = "", *, reason: FailureReason | None = None, session_id: str | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, reason: FailureReason | None = None, session_id: str | None = None
+    ) -> None:
         super().__init__(message, reason=reason)
         self.session_id = session_id
         """The session that has the title, None when the title itself cannot be one."""

@@ -279,9 +279,11 @@ def test_what_libraries_report_goes_to_the_log_and_not_to_the_screen(place: Plac
         with pytest.raises(urllib.error.HTTPError):
             ask(url_of(run), "/crash")
         assert stop(run).err == ""
-    (line,) = place.logged("library.failure")
-    assert line["library"] == "aiohttp.server"
+    (line,) = place.logged("request.crashed")
     assert "LookupError" in line["traceback"]
+    (line,) = place.logged("library.failure")
+    assert line["library"] == "asyncio"
+    assert "ZeroDivisionError" in line["traceback"]
 
 
 def test_profiles_have_gateways_of_their_own(place: Place):
@@ -406,3 +408,32 @@ def test_without_systemd_nothing_is_installed_but_the_unit_can_be_printed(place:
     assert '"-p" "default" "gateway" "run"' in printed.out
     assert not (Path(os.environ["HOME"]) / ".config").exists()
     assert not (place.home / "gateway" / "keys.json").exists()
+
+
+# -- what is no HTTP -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer CANARY-4711\x00\r\n\r\n",
+        b"\x16\x03\x01 CANARY-4711 not http at all\r\n\r\n",
+        b"GET /" + b"CANARY-4711" * 2000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: CANARY-4711\r\n\r\n",
+    ],
+)
+def test_what_cannot_be_read_is_neither_repeated_nor_logged(place: Place, sent: bytes):
+    with place.gateway() as run:
+        address = url_of(run).removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=30) as client:
+            client.sendall(sent)
+            answer = b""
+            while piece := client.recv(65536):
+                answer += piece
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+        assert b"CANARY" not in answer
+        assert b"aiohttp" not in answer
+        stop(run)
+    assert "CANARY" not in (place.home / "logs" / "agent.log").read_text()

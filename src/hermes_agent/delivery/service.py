@@ -492,9 +492,7 @@ class DeliveryService:
         with self._lock:
             waiters = self._open.pop(turn_id, [])
             self._stops.pop(turn_id, None)
-        receipt = self._call(waiters, turn_id)
-        if self._observer is not None and receipt is not None and receipt.is_final:
-            self._observer(receipt)
+        self._call(waiters, turn_id, self._observer)
 
     def _stop(self, turn_id: str, why: str, reason: FailureReason) -> None:
         """Ask a turn of this process to stop, now if it runs, else as soon as it does."""
@@ -522,15 +520,16 @@ class DeliveryService:
             self._open[turn_id] = []
         self._call(waiters, turn_id)
 
-    def _call(self, waiters: list[Told], turn_id: str) -> Receipt | None:
+    def _call(self, waiters: list[Told], turn_id: str, observer: Callable[[Receipt], None] | None = None) -> None:
         try:
             receipt = self.get(turn_id)
         except HermesError as error:  # whoever waits must hear something
             _log.error("delivery.unreadable", turn_id=turn_id, error=str(error))
             receipt = None
+        if observer is not None and receipt is not None and receipt.is_final:
+            observer(receipt)
         for call in waiters:
             call(receipt)
-        return receipt
 
     def _end_waiting(self, view: TurnView, state: TurnState, reason: FailureReason, prose: str) -> bool:
         """End a turn that waits, for its turn or for another attempt; False if it does not."""

@@ -68,7 +68,8 @@ def read(home: Path) -> Record | None:
     except OSError as error:
         raise GatewayError(f"{home / _FOLDER / 'gateway.pid'} cannot be read: {error.strerror}") from error
     # One in another container cannot be seen from here; it is taken at its word.
-    return None if processes.is_alive(record.identity) is False else record
+    gone = processes.is_alive(record.identity) is False or processes.pid_of(record.identity) != str(record.pid)
+    return None if gone else record
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from aiohttp import web
 from hermes_agent import log as log_module
 from hermes_agent.gateway import guard, keys, pid_file
 from hermes_agent.gateway.pid_file import GatewayError, PidFile
+from hermes_agent.gateway.replies import ApiError
 from hermes_agent.settings import ApiServerSettings, Settings
 
 _BIND_ATTEMPTS = 5
@@ -34,6 +35,15 @@ _HANDLERS_END = 2.0
 """Seconds that open requests and streams get after the drain."""
 _STORES_CLOSE = 5.0
 _PR_SET_DUMPABLE = 4
+_SPEAKS: dict[str, Any] = {
+    "access_log": None,
+    "auto_decompress": False,
+    "keepalive_timeout": 75,
+    "lingering_time": 2,
+    "max_field_size": 16384,
+    "max_line_size": 8190,
+}
+"""How HTTP is spoken: what aiohttp's request handler is told."""
 _COLLECT_AT = (2000, 10, 10)
 """Three times the usual number of new objects: half the time in the collector, for pauses of some milliseconds."""
 
@@ -113,20 +123,10 @@ class _Server:
         clean = False
         try:
             await gateway.start()
-            runner = web.AppRunner(
-                app.build(gateway),
-                access_log=None,
-                auto_decompress=False,
-                handle_signals=False,
-                keepalive_timeout=75,
-                lingering_time=2,
-                max_field_size=16384,
-                max_line_size=8190,
-                shutdown_timeout=_HANDLERS_END,
-            )
+            runner = web.AppRunner(app.build(gateway), shutdown_timeout=_HANDLERS_END)
             await runner.setup()
             try:
-                await web.SockSite(runner, sock, backlog=_BACKLOG).start()
+                await listen(runner, sock)
                 _spare_the_collector()
                 self._announce(sock)
                 await self._stop.wait()
@@ -194,6 +194,40 @@ def check_place(server: ApiServerSettings, ring: keys.KeyRing) -> None:
         sandboxed=False,
         allow_unsandboxed_remote=server.allow_unsandboxed_remote,
     )
+
+
+async def listen(runner: web.AppRunner, sock: socket.socket) -> asyncio.Server:
+    """Serve the runner's application on a socket; it ends with the runner."""
+    loop = asyncio.get_running_loop()
+    manager = runner.server
+    assert manager is not None
+    return await loop.create_server(
+        lambda: Speaker(manager, loop=loop, **_SPEAKS),
+        sock=sock,
+        backlog=_BACKLOG,
+    )
+
+
+class Speaker(web.RequestHandler):
+    """aiohttp's speaker of HTTP, whose own errors look like ours: what cannot be read is not repeated, nor logged."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - it shows what the client sent, a key perhaps
+    ) -> web.StreamResponse:
+        if status >= 500 and exc is not None:
+            _log.failure("request.crashed", exc)
+        else:
+            _log.debug("request.unreadable", status=status, error=type(exc).__name__)
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the answer is out already")
+        self.close()
+        text = "Internal error of the server; see its log." if status >= 500 else "The request is not valid HTTP."
+        code = "internal_error" if status >= 500 else "invalid_http"
+        return ApiError(status, code, text, headers={"Server": "hermes-agent"}, close=True).to_response()
 
 
 async def _bind(host: str, port: int) -> socket.socket:

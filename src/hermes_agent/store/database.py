@@ -93,6 +93,10 @@ class Database:
             self._store_id = bytes.fromhex(str(rows[0][0])) if rows else b""
         return self._store_id
 
+    def schema_version(self) -> int:
+        """The version of the file's schema, read from it now."""
+        return self.read(lambda conn: migrate.examine(conn, self.path))
+
     # -- opening and closing ----------------------------------------------------
 
     def _examine(self) -> None:

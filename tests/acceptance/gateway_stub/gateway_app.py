@@ -60,6 +60,7 @@ def build(gateway):
         return web.Response()
 
     async def crash(request):
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         raise LookupError("a handler's own mistake")
 
     app = web.Application()

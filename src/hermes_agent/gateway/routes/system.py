@@ -75,10 +75,10 @@ def _health(profile: Profile) -> dict[str, Any]:
 
 def _state_db(profile: Profile) -> dict[str, Any]:
     try:
-        found = profile.db.database.read(lambda conn: conn.execute("PRAGMA user_version").fetchall())
+        found = profile.db.database.schema_version()
     except HermesError as error:
         return {"status": "failed", **replies.failure_fields(error.reason)}
-    return {"status": "ok", "schema": found[0][0], "wal_bytes": _wal_bytes(profile)}
+    return {"status": "ok", "schema": found, "wal_bytes": _wal_bytes(profile)}
 
 
 def _disk(profile: Profile) -> dict[str, Any]:
