@@ -15,7 +15,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -31,6 +32,7 @@ CONNECT_TIMEOUT = 15.0
 KEEPALIVE_SECONDS = 55.0
 """Shorter than the idle limit of common load balancers (60 s)."""
 MAX_IDLE = 64
+"""Connections to one place that are kept while nobody uses them."""
 _SLICE = 0.1
 """How long a connect waits before it looks whether it was aborted."""
 _HEAD_BUFFER = 4096
@@ -39,7 +41,7 @@ _JOIN_LIMIT = 65536
 
 
 class Endpoint(NamedTuple):
-    """Where requests go: what one connection pool serves."""
+    """Where requests go."""
 
     scheme: str
     host: str
@@ -301,7 +303,9 @@ class _Shared:
     """What this process shares among its clients."""
 
     lock: threading.Lock
-    pools: dict[Endpoint, httpcore.ConnectionPool]
+    free: dict[Endpoint, deque[tuple[float, httpcore.ConnectionPool]]]
+    """Connections that nobody uses, the last used last, each with the time since when; each in a pool of its own,
+    since httpcore's pool asks all its connections about their state with every request."""
     tls: ssl.SSLContext | None = None
 
 
@@ -318,18 +322,29 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def pool_of(endpoint: Endpoint) -> httpcore.ConnectionPool:
-    """Return this process's pool for `endpoint`, made at first use."""
+def _borrow(endpoint: Endpoint) -> httpcore.ConnectionPool:
+    """What one request goes through: the connection that was used last, or a new one."""
     shared = _shared
-    pool = shared.pools.get(endpoint)
-    if pool is None:
-        with shared.lock:
-            pool = shared.pools.get(endpoint)
-            if pool is None:
-                if endpoint.scheme == "https" and shared.tls is None:
-                    shared.tls = _tls_context()
-                pool = shared.pools[endpoint] = _new_pool(endpoint, shared.tls)
-    return pool
+    with shared.lock:
+        free = shared.free.get(endpoint)
+        if free:
+            return free.pop()[1]
+        if endpoint.scheme == "https" and shared.tls is None:
+            shared.tls = _tls_context()
+    return _new_pool(endpoint, shared.tls)
+
+
+def _give_back(endpoint: Endpoint, way: httpcore.ConnectionPool) -> None:
+    """Keep a connection for the next request, and close those that were kept for too long, or are too many."""
+    shared, now = _shared, time.monotonic()
+    old: list[httpcore.ConnectionPool] = []
+    with shared.lock:
+        free = shared.free.setdefault(endpoint, deque())
+        free.append((now, way))
+        while len(free) > MAX_IDLE or free[0][0] < now - KEEPALIVE_SECONDS:
+            old.append(free.popleft()[1])
+    for each in old:
+        each.close()
 
 
 def _new_pool(endpoint: Endpoint, tls: ssl.SSLContext | None) -> httpcore.ConnectionPool:
@@ -342,7 +357,7 @@ def _new_pool(endpoint: Endpoint, tls: ssl.SSLContext | None) -> httpcore.Connec
         ssl_context=tls,
         proxy=proxy,
         max_connections=None,  # a limit would make callers wait where nothing can wake them
-        max_keepalive_connections=MAX_IDLE,
+        max_keepalive_connections=1,
         keepalive_expiry=KEEPALIVE_SECONDS,
         network_backend=cast("httpcore.NetworkBackend", _Backend()),
     )
@@ -375,8 +390,15 @@ def _tls_context() -> ssl.SSLContext:
 class Answer:
     """An answer whose head has come; iterate for the body, then `close`."""
 
-    def __init__(self, response: httpcore.Response, line: Line, aborting: AbstractContextManager[None]) -> None:
+    def __init__(
+        self,
+        response: httpcore.Response,
+        line: Line,
+        aborting: AbstractContextManager[None],
+        give_back: Callable[[], None],
+    ) -> None:
         self._response = response
+        self._give_back = give_back
         self._line = line
         self._aborting: AbstractContextManager[None] | None = aborting
         self.status = response.status
@@ -399,6 +421,7 @@ class Answer:
         if self._line.aborted:
             cast("Any", self._response).extensions["network_stream"].close()
         self._response.close()
+        self._give_back()
 
     def check(self) -> None:
         """Raise `TurnInterrupted` if the request was aborted."""
@@ -443,8 +466,10 @@ def _attempt(
     aborting = nullcontext() if cancellation is None else cancellation.aborting(line.abort)
     aborting.__enter__()
     _current.line = line
+    way = _borrow(endpoint)
+    give_back = functools.partial(_give_back, endpoint, way)
     try:
-        response = pool_of(endpoint).handle_request(
+        response = way.handle_request(
             httpcore.Request(
                 b"POST",
                 _url(endpoint, target),
@@ -463,6 +488,7 @@ def _attempt(
     except (httpcore.RemoteProtocolError, httpcore.ReadError, httpcore.WriteError) as exc:
         line.release()
         aborting.__exit__(None, None, None)
+        give_back()
         line.check()
         if last or line.fresh or line.received:
             raise
@@ -470,7 +496,8 @@ def _attempt(
     except BaseException:
         line.release()
         aborting.__exit__(None, None, None)
+        give_back()
         raise
     finally:
         _current.line = None
-    return Answer(response, line, aborting)
+    return Answer(response, line, aborting, give_back)
