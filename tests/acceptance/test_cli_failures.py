@@ -115,7 +115,7 @@ def test_a_damaged_store_is_one_line_and_stays_as_it_is(hermes: Hermes):
 @pytest.mark.usefixtures("unmeasured")
 def test_a_full_disk_is_one_line_and_the_session_goes_on_when_there_is_room(hermes: Hermes, fake: FakeOpenAI):
     """A limit on the size of files stands for the full disk: the next row cannot be written."""
-    fake.extend([text("noted"), text("x" * 50_000), text("there is room again")])
+    fake.extend([text("noted"), text("x" * 1_000_000), text("there is room again")])
     assert hermes.run("-z", "remember 42").code == 0
     session = hermes.session()
     used = max(file.stat().st_size for file in hermes.home.iterdir())
