@@ -52,6 +52,11 @@ class Words:
         self.call = next(_calls)
         self.pieces: list[tuple[str, str]] = []
 
+    def become(self, row: tuple[str, str]) -> bool:
+        """Whether they are just the text and the reasoning of a row."""
+        said = {kind: "".join(piece for its, piece in self.pieces if its == kind) for kind in ("delta", "reasoning")}
+        return (said["delta"], said["reasoning"]) == row
+
 
 class Speech:
     """What the model says in a turn that runs in this process."""
@@ -140,6 +145,8 @@ class Follower:
         self._heard = (0, 0)
         self._spoken = False
         """Words were taken that are no row yet."""
+        self._row: tuple[int, tuple[str, str]] = (0, ("", ""))
+        """Text and reasoning of the last row of the model, and the number of the words that were being said then."""
         self._turns: dict[int, str] = {}
         hub.add(self)
 
@@ -165,7 +172,14 @@ class Follower:
             found += [self._event(item) for item in stored]
             self.stale = self.stale or bool(stored)
         if speech is not None and words is not None and speech.words is words:
-            found += self._hear(speech, words.call, words.pieces[:said])
+            rows = [event.data for event in found if event.data.get("role") == "assistant"]
+            if rows:
+                told = (str(rows[-1].get("content") or ""), str(rows[-1].get("reasoning") or ""))
+                self._row = (words.call, told)
+            # a row can be read before the turn says that its words are one
+            if self._row[0] != words.call or not words.become(self._row[1]):
+                self._row = (0, ("", ""))
+                found += self._hear(speech, words.call, words.pieces[:said])
         return found
 
     def _hear(self, speech: Speech, number: int, pieces: list[tuple[str, str]]) -> list[Event]:

@@ -224,9 +224,7 @@ class _Stream:
 _HEADERS = (
     Parameter(SESSION_ID, "Go on in that session; it is made when it is missing.", where="header"),
     Parameter(SESSION_KEY, "Keeps apart conversations that begin alike.", where="header"),
-    Parameter(
-        "X-Hermes-Events", "`1` for all that happens in the turn, as `hermes.KIND`.", where="header"
-    ),
+    Parameter("X-Hermes-Events", "`1` for all that happens in the turn, as `hermes.KIND`.", where="header"),
 )
 
 ROUTES = (
