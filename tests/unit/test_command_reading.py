@@ -67,7 +67,7 @@ def test_what_only_reads_is_proven(command: str, tmp_path: Path):
         ("echo $(ls)", "it runs a command inside `$(…)` or backticks"),
         ("cat <(ls)", "it runs a command inside `<(…)`"),
         ("echo ${HOME}", "it changes text inside `${…}`"),
-        ("echo $((1))", "it computes inside `$((…))`"),
+        ("echo $((x))", "it computes inside `$((…))`"),
         ("ls > a", "`> a` writes to a file"),
         ("ls 2>>a", "`2>>a` writes to a file"),
         ("ls >& a", "`>& a` writes to a file"),

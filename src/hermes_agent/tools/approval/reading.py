@@ -187,6 +187,9 @@ def _walk_command(node: Node, spans: list[list[tuple[int, int]]], redirects: lis
         elif kind == "command_name":
             own.append((child.start_byte, child.end_byte))
             why = "" if child.children[0].type == "word" else "the program's name is not written plainly"
+        elif kind == "arithmetic_expansion" and words.is_sum(syntax.text(child)):
+            own.append((child.start_byte, child.end_byte))
+            why = ""
         elif kind in _ARGUMENTS:
             own.append((child.start_byte, child.end_byte))
             why = _parts(child) if child.child_count else ""
@@ -214,6 +217,8 @@ def _walk_test(node: Node, own: list[tuple[int, int]]) -> str:
 
 def _parts(node: Node) -> str:
     for child in node.children:
+        if child.type == "arithmetic_expansion" and words.is_sum(syntax.text(child)):
+            continue
         if child.type not in _PARTS:
             return _UNKNOWN.get(child.type, _UNCLEAR)
         if child.child_count:
@@ -277,6 +282,8 @@ def _judge_simple(simple: Simple) -> str:
         if source.glob or source.wild:
             return f"`< {source.text}` is not one known file"
     program = simple.words[0]
+    if program.text != "echo" and any(word.sums for word in (*simple.words, *simple.sources)):
+        return _UNKNOWN["arithmetic_expansion"]  # a number may name a file, or be an option
     if not program.plain:
         return "the program's name is not written plainly"
     return programs.check(program.text, simple.words[1:])

@@ -10,9 +10,12 @@ import re
 from dataclasses import dataclass
 
 _DOUBLE = r'"(?:[^"\\$`]|\\[^\n]|\$[A-Za-z_][A-Za-z0-9_]*|\$\?|\$(?=["\s|)]))*+"'
+_SUM = r"\$\(\((?:[0-9 ]|[+*/%-])*+\)\)"
 _WORD = (
     r"(?:[A-Za-z0-9_@%+=:,./~^*?\[\]!\x80-\xff-]|'[^']*+'|"
     + _DOUBLE
+    + r"|"
+    + _SUM
     + r"|\\[^\n\x80-\xff]|\$[A-Za-z_][A-Za-z0-9_]*|\$\?)++"
 )
 _TOKEN = re.compile(
@@ -27,7 +30,12 @@ _TOKEN = re.compile(
     ).encode("latin-1")
 )
 _PART = re.compile(
-    r"""'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<name>\$\w+|\$\?)|(?P<plain>[^'"\\$]+)""",
+    rf"(?P<sum>{_SUM})"
+    r"|'(?P<single>[^']*)'"
+    r'|"(?P<double>(?:[^"\\]|\\.)*)"'
+    r"|\\(?P<escaped>.)"
+    r"|(?P<name>\$\w+|\$\?)"
+    r"""|(?P<plain>[^'"\\$]+)""",
     re.DOTALL,
 )
 _PLAIN = re.compile(r"[^'\"\\$*?\[]*")
@@ -49,6 +57,8 @@ class Word:
     """May become a word that starts with anything, an option too."""
     names: tuple[str, ...] = ()
     """The variables it reads."""
+    sums: bool = False
+    """Holds the result of a computation with plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ def _word(raw: str) -> Word:
         return Word(raw)
     pieces: list[str] = []
     names: list[str] = []
-    glob = unquoted_name = False
+    glob = unquoted_name = sums = False
     for part in _PART.finditer(raw):
         kind = part.lastgroup or ""
         value = part[kind]
@@ -107,10 +117,17 @@ def _word(raw: str) -> Word:
         elif kind == "name":
             names.append(value[1:])
             unquoted_name = unquoted_name or value != "$HOME"
+        elif kind == "sum":
+            sums = True
         elif kind == "plain" and any(char in value for char in "*?["):
             glob = True
         pieces.append(value)
     text = "".join(pieces)
     leads_with_name = raw.lstrip('"').startswith("$") and not _QUOTED_PATH.match(raw)
     wild = unquoted_name or leads_with_name or (glob and text[:1] in "*?[-")
-    return Word(text, False, glob, wild, tuple(names))
+    return Word(text, False, glob, wild, tuple(names), sums)
+
+
+def is_sum(written: str) -> bool:
+    """Whether an arithmetic expansion holds nothing but plain numbers and what adds them up."""
+    return re.fullmatch(_SUM, written) is not None
