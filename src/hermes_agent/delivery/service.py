@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_agent import failpoints, log
 from hermes_agent.agent.control import TurnParked
@@ -90,6 +90,15 @@ class _Live:
 
     session_id: str
     agent: Any = None
+
+
+class _Ran(NamedTuple):
+    """What a thread did for a session."""
+
+    ended: str = ""
+    """The turn that is over."""
+    again_in: float | None = None
+    """In how many seconds there is more to do, if there is."""
 
 
 class DeliveryService:
@@ -358,49 +367,54 @@ class DeliveryService:
     # -- running ----------------------------------------------------------------------
 
     def _work(self, session_id: str, taken: Taken | None) -> None:
-        """Run one turn of a session, on a thread of the pool; the session and a place are ours."""
-        again_in: float | None = None
+        """Run one turn of a session, on a thread of the pool; the session and a place are ours.
+
+        Whoever waits for the turn hears of its end when they are free again.
+        """
+        ran = _Ran()
         try:
             if taken is not None and taken.claim is not None:
-                again_in = self._run(session_id, taken.claim, taken.turn)
+                ran = self._run(session_id, taken.claim, taken.turn)
             else:
-                again_in = self._run_next(session_id)
+                ran = self._run_next(session_id)
         except SessionBusy:
-            again_in = _BUSY_SECONDS
+            ran = _Ran(again_in=_BUSY_SECONDS)
         except UnknownSession:
             self._forget_line(session_id)
         except StaleLease as error:
             _log.warning("delivery.lease_lost", session_id=session_id, error=str(error))
-            again_in = _BUSY_SECONDS
+            ran = _Ran(again_in=_BUSY_SECONDS)
         except HermesError as error:
             _log.error("delivery.store_refused", session_id=session_id, reason=str(error.reason), error=str(error))
-            again_in = 1.0
+            ran = _Ran(again_in=1.0)
         finally:
-            self._lines.give(session_id, call=again_in is None)
-        if again_in is not None:
-            self.clock.after(again_in, lambda: self._lines.call(session_id))
+            self._lines.give(session_id, call=ran.again_in is None)
+        if ran.ended:
+            self._ended(session_id, ran.ended)
+        if ran.again_in is not None:
+            self.clock.after(ran.again_in, lambda: self._lines.call(session_id))
 
-    def _run_next(self, session_id: str) -> float | None:
+    def _run_next(self, session_id: str) -> _Ran:
         """Claim the session and run the first of its turns that is due."""
         claim = self.db.claim(session_id)
         try:
             for turn in claim.open_turns():
                 if turn.state is TurnState.ACCEPTED:
                     if processes.is_alive(turn.owner) and turn.owner != processes.identity():
-                        return _BUSY_SECONDS  # its own process runs it
+                        return _Ran(again_in=_BUSY_SECONDS)  # its own process runs it
                     if self._is_late(turn):
                         self._end_waiting(self._view(turn.id), *_LATE)
                         continue
                 elif turn.state is TurnState.WAITING_RETRY and (turn.retry_at or 0) > time.time():
-                    return max((turn.retry_at or 0) - time.time(), 0.01)
+                    return _Ran(again_in=max((turn.retry_at or 0) - time.time(), 0.01))
                 return self._run(session_id, claim, turn)
             self._forget_line(session_id)
-            return None
+            return _Ran()
         finally:
             self._release(claim)
 
-    def _run(self, session_id: str, claim: SessionWriter, turn: TurnRecord) -> float | None:
-        """Run an attempt at a turn; returns in how many seconds the next one is due, if one is."""
+    def _run(self, session_id: str, claim: SessionWriter, turn: TurnRecord) -> _Ran:
+        """Run an attempt at a turn."""
         live = self._live[turn.id] = _Live(session_id)
         claim.release_at_end = True
         number = turn.attempts + (turn.state in (TurnState.ACCEPTED, TurnState.WAITING_RETRY))
@@ -410,21 +424,21 @@ class DeliveryService:
             claim.park()
             _log.info("delivery.parked", session_id=session_id, turn_id=turn.id)
             self._tell(turn.id)
-            return None
+            return _Ran()
         finally:
             self._live.pop(turn.id, None)
             self.questions.forget(turn.id)
             self.hub.end(session_id)
             self._release(claim)
         if again_in is None:
-            self._ended(session_id, turn.id)
-        elif turn.id in self._stops and self._end_waiting(self._view(turn.id), *_stopped(*self._stops[turn.id])):
-            return None
-        else:
-            self._put_in_line(session_id, turn.id, first=True)
+            self._lines.leave(session_id, turn.id)
+            return _Ran(ended=turn.id)
+        if turn.id in self._stops and self._end_waiting(self._view(turn.id), *_stopped(*self._stops[turn.id])):
+            return _Ran()
+        self._put_in_line(session_id, turn.id, first=True)
         if turn.id in self._stuck:
             self._tell(turn.id)
-        return again_in
+        return _Ran(again_in=again_in)
 
     def _attempt(self, claim: SessionWriter, turn: TurnRecord, live: _Live, number: int) -> float | None:
         """Run an attempt and store how it ended; returns in how many seconds the next one is due, if one is."""
