@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_agent.settings import Settings
 from hermes_agent.store.session_db import SessionDB
@@ -25,8 +24,7 @@ _ACCEPTED = frozenset(
 """Options of the published constructor that mean nothing to this core yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
+class AgentOptions(NamedTuple):
     """The constructor's keyword arguments; every one may be left out."""
 
     base_url: str = ""
@@ -62,7 +60,7 @@ class AgentOptions:
     step_callback: Callback | None = None
 
 
-_KNOWN = frozenset(field.name for field in fields(AgentOptions))
+_KNOWN = frozenset(AgentOptions._fields)
 
 
 def parse(given: dict[str, Any]) -> AgentOptions:

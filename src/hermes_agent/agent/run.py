@@ -76,7 +76,7 @@ class AIAgent:
 
     def __init__(self, **given: Any) -> None:
         chosen = options.parse(given)
-        self.home = _hermes_home or home.hermes_home()
+        self.home = _hermes_home or (chosen.settings.home if chosen.settings else home.hermes_home())
         self.settings = chosen.settings or settings.load(self.home)
         self.options = chosen
         self._choose_model(chosen)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from hermes_agent.delivery import policy
 from hermes_agent.errors import FAILURES, FailureReason
@@ -11,8 +12,7 @@ from hermes_agent.store.intake import TurnView
 from hermes_agent.store.turns import USAGE, TurnState
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """One message and what became of it so far."""
 
     turn_id: str
@@ -27,7 +27,7 @@ class Receipt:
     """Why the model stopped, as it said."""
     reason: FailureReason | None = None
     error: str = ""
-    usage: Mapping[str, int] = field(default_factory=dict[str, int])
+    usage: Mapping[str, int] = MappingProxyType({})
     model: str = ""
     sender: str = ""
     scope: str = ""

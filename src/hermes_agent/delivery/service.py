@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -175,7 +175,7 @@ class DeliveryService:
             return None
         receipt = receipt_of(view)
         stuck = None if receipt.is_final else self._stuck.get(view.turn.id)
-        return receipt if stuck is None else replace(receipt, reason=stuck[0], error=stuck[1])
+        return receipt if stuck is None else receipt._replace(reason=stuck[0], error=stuck[1])
 
     def find_message(self, sender: str, message_id: str) -> Receipt | None:
         """What is known of a sender's message, by the sender's id."""

@@ -160,6 +160,7 @@ class Gateway:
         profile = Profile(name, settings, db, self._create_agent)
         found = await asyncio.to_thread(profile.service.recover)
         self._profiles[name] = profile
+        profile.finish_removals()
         _log.info("gateway.profile_opened", profile=name, turns_resumed=found)
 
 

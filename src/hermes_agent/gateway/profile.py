@@ -130,6 +130,10 @@ class Profile:
             if not here:
                 await asyncio.sleep(min(left, _LOOK_SECONDS))
 
+    def finish_removals(self) -> None:
+        """Go on, on a thread, with removals of sessions that a dead process had begun."""
+        self._readers.submit(removal.finish, self.db.database, self._erase_files)
+
     async def delete_session(self, session_id: str) -> None:
         """Remove a session; its last traces in the file are wiped a little later.
 

@@ -18,7 +18,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -49,6 +49,8 @@ _LOOKS = 4
 """How often a session to go on in is looked for while others take it before us."""
 _ATTEMPTS = 16
 _LONGEST = 256
+_NO_NAMES = frozenset((".", "..", "search"))
+"""What a path, or a route, takes for something else."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -203,7 +205,7 @@ def checked_name(text: str, param: str, code: str) -> str:
         or not text.strip()
         or not text.isprintable()
         or {"/", "\\"} & set(text)
-        or text in (".", "..")
+        or text in _NO_NAMES
     ):
         raise ApiError(
             400, code, f"{param} is 1 to {_LONGEST} visible characters without / and \\", param=param,
@@ -367,7 +369,7 @@ def details_of(receipt: Receipt, given: str, answered: str) -> dict[str, Any]:
 
 def as_running(receipt: Receipt) -> Receipt:
     """A receipt as of when its turn had just begun."""
-    return replace(receipt, state=TurnState.RUNNING, reason=None)
+    return receipt._replace(state=TurnState.RUNNING, reason=None)
 
 
 async def looked_at(call: Call, receipt: Receipt, *, is_over: bool = False) -> Receipt:
@@ -382,4 +384,4 @@ async def looked_at(call: Call, receipt: Receipt, *, is_over: bool = False) -> R
     if known.is_final or not (is_over or known.reason):
         return known
     reason = known.reason or (FailureReason.DRAINING if found else FailureReason.UNKNOWN)
-    return replace(known, state=TurnState.FAILED, reason=reason)
+    return known._replace(state=TurnState.FAILED, reason=reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from aiohttp import web
@@ -135,7 +134,7 @@ async def finished(call: Call, receipt: Receipt, *, wait: float | None = None) -
     if not receipt.is_final:
         limit = call.profile.settings.gateway.turn_timeout
         ended = await call.profile.ended(receipt.turn_id, limit if seconds is None else min(seconds, limit))
-        receipt = replace(ended, is_new=receipt.is_new)
+        receipt = ended._replace(is_new=receipt.is_new)
     if not receipt.is_final and receipt.reason is not None:
         raise failure(receipt)
     return receipt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import apsw
@@ -38,8 +37,7 @@ class Place(NamedTuple):
     position: Position
 
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
+class TurnView(NamedTuple):
     """A turn with what its readers ask of it."""
 
     turn: TurnRecord
@@ -50,7 +48,7 @@ class TurnView:
     model: str | None
     reply: str
     """Text of its answer; "" while there is none."""
-    beside: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    beside: Mapping[str, Any]
     """What is stored beside that text: `finish_reason`, `reasoning`."""
 
 

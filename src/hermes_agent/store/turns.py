@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 
@@ -85,8 +85,7 @@ class CallRecord:
     result: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRecord:
+class TurnRecord(NamedTuple):
     """One turn as it stands on disk."""
 
     key: int
@@ -120,7 +119,7 @@ class TurnRecord:
 USAGE = ("api_calls", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 """What is counted of a turn, in the order of `TurnRecord.usage`."""
 
-_FIELDS = tuple(TurnRecord.__dataclass_fields__)
+_FIELDS = TurnRecord._fields
 _COLUMNS = ", ".join(_FIELDS)
 _COUNTERS = "api_call_count, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens"
 _COUNT_FROM = f"(SELECT json_array({_COUNTERS}) FROM sessions WHERE key = ?)"

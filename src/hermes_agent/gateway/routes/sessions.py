@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from typing import Any
@@ -12,7 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from hermes_agent.errors import InvalidTitle, SessionExists
-from hermes_agent.gateway import replies, turns
+from hermes_agent.gateway import replies, transcripts, turns
 from hermes_agent.gateway.call import Call
 from hermes_agent.gateway.keys import Scope
 from hermes_agent.gateway.replies import ApiError
@@ -23,9 +22,6 @@ from hermes_agent.store.search import Hit
 MAX_LIST = 200
 MAX_MESSAGES = 500
 
-_ID = re.compile(r"[^/\\\x00-\x1f\x7f]{1,256}")
-_NO_IDS = frozenset((".", "..", "search"))
-"""What a path, or a route, takes for something else."""
 _SOURCES = frozenset("api_server hermes_browser cli telegram discord slack desktop dashboard".split())
 _MESSAGE_FIELDS = (
     "id", "seq", "session_id", "role", "content", "tool_call_id", "tool_calls", "name", "tool_name", "timestamp",
@@ -64,15 +60,6 @@ class Fork(Struct, frozen=True):
     title: str | None = None
     at_seq: int | None = None
     """The last row that the branch shall hold."""
-
-
-def checked_id(value: str, param: str = "id") -> str:
-    """An id that a client may choose: safe in a path, at most 256 characters. Raises `ApiError` 400."""
-    if not _ID.fullmatch(value) or value in _NO_IDS or not value.isprintable() or not value.strip():
-        raise ApiError(
-            400, "invalid_session_id", "a session id is 1 to 256 visible characters without slashes", param=param
-        )
-    return value
 
 
 def public(fields: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +112,7 @@ async def list_(call: Call) -> web.StreamResponse:
 async def create(call: Call) -> web.StreamResponse:
     """Make a session."""
     body = await call.body(NewSession)
-    session_id = checked_id(body.id or body.session_id or new_id())
+    session_id = transcripts.checked_name(body.id or body.session_id or new_id(), "id", "invalid_session_id")
     fields: dict[str, Any] = {"title": body.title, "model": body.model, "system_prompt": body.system_prompt}
     if body.provider:
         fields["model_config"] = {"provider": body.provider}
@@ -195,7 +182,8 @@ async def messages(call: Call) -> web.StreamResponse:
 async def fork(call: Call) -> web.StreamResponse:
     """Make a session that begins as a copy of this one."""
     body = await call.body(Fork)
-    source_id, session_id = call.path("session_id"), checked_id(body.id or new_id())
+    source_id = call.path("session_id")
+    session_id = transcripts.checked_name(body.id or new_id(), "id", "invalid_session_id")
     if body.at_seq is not None and body.at_seq < 0:
         raise ApiError(400, "invalid_at_seq", "at_seq is the number of a row", param="at_seq")
     try:
