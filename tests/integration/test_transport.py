@@ -42,6 +42,13 @@ def stopped(ask, when):
     return seconds
 
 
+_ELSEWHERE = (
+    "threading.Thread(target=threading.Event().wait, daemon=True).start();"
+    " signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])"
+)
+"""Has the system deliver the signal to a thread that nobody waits in."""
+
+
 class TestStopping:
     @pytest.mark.parametrize("streaming", [False, True])
     def test_a_blocked_read_ends_and_its_connection_is_not_used_again(self, streaming):
@@ -151,9 +158,11 @@ class TestStopping:
         thread.join()
 
     @pytest.mark.parametrize("scheme", ["http", "https"])
-    def test_a_signal_handler_on_the_main_thread_ends_it(self, scheme, tmp_path):
+    @pytest.mark.parametrize("meanwhile", ["", _ELSEWHERE])
+    def test_a_signal_handler_on_the_main_thread_ends_it(self, scheme, meanwhile, tmp_path):
+        """Also where the signal interrupts no wait, as one does that comes just before the wait begins."""
         code = """
-            import signal, sys
+            import signal, sys, threading
             from hermes_agent.cancellation import Cancellation
             from hermes_agent.errors import TurnInterrupted
             from hermes_agent.providers.openai_client import OpenAI
@@ -164,10 +173,11 @@ class TestStopping:
                 for chunk in client.chat.completions.create(
                     model="m", messages=[{"role": "user", "content": "x"}], stream=True, cancellation=cancellation
                 ):
+                    MEANWHILE
                     print("blocked", flush=True)
             except TurnInterrupted as stop:
                 print(stop, flush=True)
-        """
+        """.replace("MEANWHILE", meanwhile)
         with FakeOpenAI([hold("so far")]) as fake:
             port = fake.port if scheme == "http" else tls_front(fake.port, tmp_path)
             environment = {**os.environ, "SSL_CERT_FILE": str(certificate(tmp_path))}

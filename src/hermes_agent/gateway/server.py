@@ -125,13 +125,14 @@ class _Server:
             await gateway.start()
             runner = web.AppRunner(app.build(gateway), shutdown_timeout=_HANDLERS_END)
             await runner.setup()
+            server = await listen(runner, sock)
             try:
-                await listen(runner, sock)
                 _spare_the_collector()
                 self._announce(sock)
                 await self._stop.wait()
                 clean = await self._drain(gateway)
             finally:
+                server.close()
                 await runner.cleanup()
         finally:
             clean = await _in_time(gateway.close(), _STORES_CLOSE) and clean

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import math
 import os
 import select
 import socket
@@ -35,6 +36,8 @@ MAX_IDLE = 64
 """Connections to one place that are kept while nobody uses them."""
 _SLICE = 0.1
 """How long a connect waits before it looks whether it was aborted."""
+_READ_SLICE = 1.0
+"""How long a signal may go unheard while the server says nothing."""
 _HEAD_BUFFER = 4096
 _JOIN_LIMIT = 65536
 """A larger body is not copied to join it to its head."""
@@ -123,9 +126,7 @@ class _Stream:
         try:
             if self._head:
                 self._send(b"", timeout)
-            self._limit(timeout if line.read_timeout is None else line.read_timeout)
-            with waiting:
-                data = self._sock.recv(max_bytes)
+            data = self._receive(max_bytes, timeout if line.read_timeout is None else line.read_timeout)
         except TimeoutError as exc:
             raise httpcore.ReadTimeout(str(exc)) from exc
         except OSError as exc:
@@ -135,6 +136,19 @@ class _Stream:
         if data:
             line.received = True
         return data
+
+    def _receive(self, max_bytes: int, timeout: float | None) -> bytes:
+        """Wait in slices: a signal that comes just before the wait begins is only heard when it ends."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._limit(min(_READ_SLICE, math.inf if timeout is None else timeout))
+        while True:
+            try:
+                with waiting:
+                    return self._sock.recv(max_bytes)
+            except TimeoutError:
+                self._line.check()
+                if time.monotonic() >= deadline:
+                    raise
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         if not buffer:
