@@ -268,6 +268,14 @@ class TestAnOvertakenWriter:
             write(overtaken)
         assert everything() == before
 
+    def test_does_not_take_the_rows_of_its_successor_for_damage(self, db, overtaken):
+        """It is told that it was overtaken, and the store is not given up."""
+        self.second.commit(user("theirs"))
+        with pytest.raises(errors.StaleLease):
+            overtaken.conversation()
+        assert [row["content"] for row in self.second.conversation()] == ["ours", "theirs"]
+        self.second.commit(user("and on"))
+
     def test_does_not_give_back_what_is_not_its_own(self, db, overtaken):
         overtaken.release()
         with pytest.raises(errors.SessionBusy):

@@ -246,7 +246,7 @@ class SessionDB:
                 head.key,
                 last_seq=head.last_seq,
                 head=head.head,
-                active=sessions.active_rows(conn, head.key),
+                active=sessions.active_rows(conn, head.key, head.fence),
             )
             hash_at = messages.hash_of(conn, head.key, anchored[0]) if anchored else None
             return head, rows, turns.outcomes(conn, head.key), hash_at

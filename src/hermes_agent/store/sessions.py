@@ -42,11 +42,12 @@ def head(conn: apsw.Connection, session_id: str) -> Head | None:
     return None
 
 
-def active_rows(conn: apsw.Connection, session_key: int) -> int:
-    """How many of the session's rows are active, as its own row says."""
-    for (count,) in conn.execute("SELECT message_count FROM sessions WHERE key = ?", (session_key,)):
+def active_rows(conn: apsw.Connection, session_key: int, fence: int) -> int | None:
+    """How many of the session's rows are active, as its own row says; None when it has another fence, or is gone."""
+    rows = conn.execute("SELECT message_count FROM sessions WHERE key = ? AND fence = ?", (session_key, fence))
+    for (count,) in rows:
         return cast("int", count)
-    return 0
+    return None
 
 
 def known(conn: apsw.Connection, session_id: str) -> Head:

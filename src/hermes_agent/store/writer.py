@@ -151,12 +151,18 @@ class SessionWriter:
         """The session as chat messages, as `SessionDB.get_messages_as_conversation` gives them.
 
         It costs less: under the lease nobody else writes, so the session's end need not be asked for.
+        Raises `StaleLease` when the session was taken over.
         """
         head = self._head
-        with self._database.reading() as conn:
-            active = sessions.active_rows(conn, head.key)
+
+        def work(conn: apsw.Connection) -> tuple[list[dict[str, Any]], dict[int, str]]:
+            active = sessions.active_rows(conn, head.key, head.fence)
+            if active is None:
+                raise _stale(head)
             found = messages.conversation(conn, head.key, last_seq=head.last_seq, head=head.head, active=active)
-            outcomes = turns.outcomes(conn, head.key)
+            return found, turns.outcomes(conn, head.key)
+
+        found, outcomes = self._database.read(work)
         for row in found if outcomes else ():
             if row["_seq"] in outcomes:
                 row["_turn_outcome"] = outcomes[row["_seq"]]
@@ -441,10 +447,14 @@ def _move(
             ),
         )  # fmt: skip
     if conn.changes() != 1:
-        raise errors.StaleLease(
-            f"session {old.id} was taken over by another process, or moved on by a write that was cut off; "
-            "this write was dropped"
-        )
+        raise _stale(old)
+
+
+def _stale(head: sessions.Head) -> errors.StaleLease:
+    return errors.StaleLease(
+        f"session {head.id} was taken over by another process, or moved on by a write that was cut off; "
+        "nothing was written"
+    )
 
 
 _EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
