@@ -18,7 +18,7 @@ CONFIGURED = "7Jq2vT9xPz4LmW8sRk3N"
 @pytest.fixture
 def served(hermes: Hermes):
     """The command, and the address and the owner's key of a gateway in its home."""
-    hermes.run("profile", "create", "work")
+    hermes.run("profile", "create", "team")
     hermes.variables["API_SERVER_PORT"] = "0"
     started = hermes.run("gateway", "start")
     assert started.code == 0, started.err
@@ -52,25 +52,25 @@ def test_a_key_is_made_counts_for_what_it_is_for_and_ends_when_it_is_revoked(ser
     key = add(hermes, "rex", "--scope", "read")
     assert status(url, "/api/sessions", key) == 200
     assert status(url, "/metrics", key) == 403
-    assert status(url, "/p/work/api/sessions", key) == 404
-    assert status(url, "/p/work/api/sessions", owner) == 200
-    both = add(hermes, "both", "--scope", "read", "--scope", "admin", "--for", "work", "--for", "default")
-    assert status(url, "/p/work/metrics", both) == 200
+    assert status(url, "/p/team/api/sessions", key) == 404
+    assert status(url, "/p/team/api/sessions", owner) == 200
+    both = add(hermes, "both", "--scope", "read", "--scope", "admin", "--for", "team", "--for", "default")
+    assert status(url, "/p/team/metrics", both) == 200
     assert status(url, "/metrics", both) == 200
     every = add(hermes, "every", "--scope", "dm", "--for-all")
-    assert status(url, "/p/work/api/deliveries", every) == 200
+    assert status(url, "/p/team/api/deliveries", every) == 200
 
     listed = hermes.run("gateway", "keys", "list")
     assert [line.split()[0] for line in listed.out.splitlines()] == ["NAME", "owner", "rex", "both", "every"]
     assert re.search(r"(?m)^rex +read +default +just now$", listed.out)
-    assert re.search(r"(?m)^both +read, admin +work, default +just now$", listed.out)
+    assert re.search(r"(?m)^both +read, admin +team, default +just now$", listed.out)
     assert re.search(r"(?m)^every +dm +every +just now$", listed.out)
     facts = json.loads(hermes.run("gateway", "keys", "list", "--json").out)
     assert facts["owner_configured"] is False
     assert [(entry["name"], entry["profiles"]) for entry in facts["keys"]] == [
         ("owner", None),
         ("rex", ["default"]),
-        ("both", ["work", "default"]),
+        ("both", ["team", "default"]),
         ("every", None),
     ]
 
@@ -93,12 +93,12 @@ def test_the_owners_key_is_replaced_while_the_gateway_runs(served):
 
 def test_a_profiles_keys_are_its_own(served):
     hermes, url, _ = served
-    done = hermes.run("-p", "work", "gateway", "keys", "add", "rex", "--scope", "read")
+    done = hermes.run("-p", "team", "gateway", "keys", "add", "rex", "--scope", "read")
     assert done.code == 0
     key = done.out.strip()
-    assert status(url, "/p/work/api/sessions", key) == 200
+    assert status(url, "/p/team/api/sessions", key) == 200
     assert status(url, "/api/sessions", key) == 401
-    assert re.search(r"(?m)^rex +read +work +", hermes.run("-p", "work", "gateway", "keys", "list").out)
+    assert re.search(r"(?m)^rex +read +team +", hermes.run("-p", "team", "gateway", "keys", "list").out)
     assert "rex" not in hermes.run("gateway", "keys", "list").out
 
 

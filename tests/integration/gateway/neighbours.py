@@ -7,17 +7,17 @@ from pathlib import Path
 
 from hermes_agent.gateway.keys import KeyRing
 
-WORK_KEY = "work-key-93c1e7d05b8f42a6"
+TEAM_KEY = "team-key-93c1e7d05b8f42a6"
 
 
-def config(base_url: str, *, key: str = WORK_KEY, more: str = "") -> str:
+def config(base_url: str, *, key: str = TEAM_KEY, more: str = "") -> str:
     return (
-        f"model: {{default: fake, provider: custom, base_url: '{base_url}', api_key: sk-work-model}}\n"
+        f"model: {{default: fake, provider: custom, base_url: '{base_url}', api_key: sk-team-model}}\n"
         f"platforms: {{api_server: {{key: {key}}}}}\nagent: {{api_max_retries: 1}}\n{more}"
     )
 
 
-def make(root: Path, base_url: str, name: str = "work") -> Path:
+def make(root: Path, base_url: str, name: str = "team") -> Path:
     """Make the profile and return its home."""
     home = root / "profiles" / name
     home.mkdir(parents=True)

@@ -15,7 +15,7 @@ from hermes_agent.gateway.app import ROUTES
 from hermes_agent.gateway.keys import EVERY_SCOPE, Principal, Scope
 from tests.integration.gateway import neighbours
 from tests.integration.gateway.conftest import KEY
-from tests.integration.gateway.neighbours import WORK_KEY
+from tests.integration.gateway.neighbours import TEAM_KEY
 
 OPEN = {"/health", "/v1/health"}
 """The only paths that want no key."""
@@ -25,7 +25,7 @@ NO_SCOPE = (403, "insufficient_scope")
 OTHER_PROFILE = (403, "profile_not_allowed")
 NO_PROFILE = (404, "profile_not_found")
 REFUSALS = {WRONG_KEY, NO_SCOPE, OTHER_PROFILE, NO_PROFILE, (429, "too_many_bad_keys")}
-PLACES = ("", "/p/default", "/p/work", "/p/nobody")
+PLACES = ("", "/p/default", "/p/team", "/p/nobody")
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ async def callers(site, fake, monkeypatch):
         "nobody": None,
         "wrong": "wrong-key-d41c72",
         "owner": KEY,
-        "work's own": WORK_KEY,
-        "for work": ring.issue("for work", EVERY_SCOPE, ["work"]),
+        "team's own": TEAM_KEY,
+        "for team": ring.issue("for team", EVERY_SCOPE, ["team"]),
         **{scope.value: ring.issue(scope.value, [scope]) for scope in Scope},
     }
 
@@ -48,11 +48,11 @@ def expected(route, caller, place):
     """How that caller is answered there."""
     if route.scope is None:
         return ALLOWED
-    if caller in ("nobody", "wrong") or (caller == "work's own" and place != "/p/work"):
+    if caller in ("nobody", "wrong") or (caller == "team's own" and place != "/p/team"):
         return WRONG_KEY
     if caller in set(Scope) and not Principal(caller, frozenset({Scope(caller)})).may(route.scope):
         return NO_SCOPE
-    if caller == "for work" and place != "/p/work":
+    if caller == "for team" and place != "/p/team":
         return NO_PROFILE if place else OTHER_PROFILE
     return NO_PROFILE if place == "/p/nobody" else ALLOWED
 

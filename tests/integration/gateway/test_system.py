@@ -15,7 +15,7 @@ from hermes_agent.testing import replies
 from tests.integration.gateway import neighbours
 from tests.integration.gateway.conftest import KEY, PATIENT, Site, reached
 
-SECRETS = (KEY, neighbours.WORK_KEY, "sk-test-model", "sk-work-model")
+SECRETS = (KEY, neighbours.TEAM_KEY, "sk-test-model", "sk-team-model")
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"')
@@ -145,9 +145,9 @@ class TestMetrics:
         neighbours.make(site.home, site.fake.base_url)
         site.fake.extend([replies.text("ok")])
         await site.chat(await site.session(), "hi")
-        theirs = await metrics(site, "/p/work")
-        assert {dict(labels)["profile"] for _, labels in theirs.samples} == {"work"}
-        assert theirs.value("hermes_turns_total", profile="work", state="done") == 0
+        theirs = await metrics(site, "/p/team")
+        assert {dict(labels)["profile"] for _, labels in theirs.samples} == {"team"}
+        assert theirs.value("hermes_turns_total", profile="team", state="done") == 0
 
     def test_large_counts_are_exact_and_labels_escaped(self):
         line = system.metrics.sample("n_total", (("l", 'a"b\\c\nd'),), 123456789)
@@ -186,9 +186,9 @@ class TestHealth:
 
     async def test_a_missing_model_shows(self, site):
         neighbours.make(site.home, site.fake.base_url)
-        neighbours.write(site.home / "profiles" / "work", "{}\n")
-        seen = await health(site, "/p/work")
-        assert (seen["status"], seen["profile"]) == ("degraded", "work")
+        neighbours.write(site.home / "profiles" / "team", "{}\n")
+        seen = await health(site, "/p/team")
+        assert (seen["status"], seen["profile"]) == ("degraded", "team")
         assert seen["checks"]["model"] == {"status": "missing", "model": None}
         assert (await health(site))["status"] == "ok"
 
@@ -213,7 +213,7 @@ async def test_nothing_that_the_server_says_of_itself_holds_a_secret(site):
     for route in ROUTES:
         if "{" in route.path or route.method != "GET":
             continue
-        for base in ("", "/p/work"):
+        for base in ("", "/p/team"):
             answer = await site.ask("GET", base + route.path)
             assert not [secret for secret in SECRETS if secret in answer.text], route.path
 
@@ -257,7 +257,7 @@ async def test_cors_is_said_where_pages_may_call(hermes_home, fake, monkeypatch)
     neighbours.make(hermes_home, fake.base_url)
     made = Site(hermes_home, fake)
     await made.open()
-    seen = [(await made.ask("GET", f"{base}/v1/capabilities")).json["features"]["cors"] for base in ("", "/p/work")]
+    seen = [(await made.ask("GET", f"{base}/v1/capabilities")).json["features"]["cors"] for base in ("", "/p/team")]
     await made.close()
     assert seen == [True, True]
 
