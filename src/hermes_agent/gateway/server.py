@@ -93,6 +93,8 @@ class _Server:
         self._settings = settings
         self._file = file
         self._say = say
+        self._new_key: str | None = None
+        """The owner's key, if this start made one and has not shown it yet."""
         self._signals = 0
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -103,12 +105,11 @@ class _Server:
         ring = keys.KeyRing(self._home, server.key)
         check_place(server, ring)
         with contextlib.closing(await _bind(server.host, server.port)) as sock:
-            new_key = ring.ensure_owner()
+            self._new_key = ring.ensure_owner()
             try:
                 clean = await self._serve(sock)
             finally:
-                if new_key is not None:
-                    self._say(owner_key(new_key))
+                self._show_key()
         if not clean:
             # Threads of turns that do not end would keep the process; all they did is durable.
             self._leave()
@@ -138,10 +139,17 @@ class _Server:
             clean = await _in_time(gateway.close(), _STORES_CLOSE) and clean
         return clean
 
+    def _show_key(self) -> None:
+        """Show the key that this start made, once: nobody can find it out later."""
+        key, self._new_key = self._new_key, None
+        if key is not None:
+            self._say(owner_key(key))
+
     def _announce(self, sock: socket.socket) -> None:
         record = self._file.write(self._settings.api_server.host, sock.getsockname()[1])
         _log.info("gateway.listening", host=record.host, port=record.port, version=record.version)
         self._say(f"listening on {record.url}\n")
+        self._show_key()
         _notify(self._settings.notify_socket, "READY=1")
 
     async def _drain(self, gateway: Gateway) -> bool:
