@@ -12,8 +12,9 @@ import pytest
 
 from hermes_agent import errors, settings
 from hermes_agent.errors import FailureReason
-from hermes_agent.gateway.profile import Profile, open_store
+from hermes_agent.gateway.profile import Profile
 from hermes_agent.store.deliveries import Incoming
+from hermes_agent.store.opening import open_store
 from hermes_agent.store.turns import TurnState
 from hermes_agent.testing import replies
 from hermes_agent.testing.fake_openai import FakeOpenAI
@@ -292,7 +293,8 @@ class TestRestart:
     CODE = """
 from pathlib import Path
 from hermes_agent import settings
-from hermes_agent.gateway.profile import Profile, open_store
+from hermes_agent.gateway.profile import Profile
+from hermes_agent.store.opening import open_store
 from hermes_agent.store.deliveries import Incoming
 chosen = settings.load(Path(sys.argv[1]))
 service = Profile("default", chosen, open_store(chosen)).service

@@ -14,8 +14,9 @@ from hermes_agent import settings
 from hermes_agent.agent.run import AIAgent
 from hermes_agent.delivery.service import Receipt
 from hermes_agent.errors import FailureReason
-from hermes_agent.gateway.profile import Profile, open_store
+from hermes_agent.gateway.profile import Profile
 from hermes_agent.store.deliveries import Incoming
+from hermes_agent.store.opening import open_store
 from hermes_agent.store.turns import TurnState
 from hermes_agent.testing import replies
 from hermes_agent.testing.fake_openai import FakeOpenAI

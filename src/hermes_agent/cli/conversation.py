@@ -21,8 +21,7 @@ from hermes_agent.cli.surface import Call, Outcome, Result, Surface
 from hermes_agent.delivery.runner import Notices, Runner, SessionFields
 from hermes_agent.errors import FailureReason, HermesError, SettingsError, TurnInterrupted, UnknownSession
 from hermes_agent.settings import Settings
-from hermes_agent.store.database import StoreOptions
-from hermes_agent.store.session_db import SessionDB
+from hermes_agent.store.opening import open_store
 from hermes_agent.store.turns import TurnRecord
 from hermes_agent.tools.context import Ask
 
@@ -51,20 +50,6 @@ def load_settings(home: Path) -> Settings:
     )
     log.add_secrets(secret.reveal() for secret in found.secrets)
     return found
-
-
-def open_store(settings: Settings) -> SessionDB:
-    """Open the store of the settings' home, as they say; it is made when it is missing."""
-    chosen = settings.database
-    options = StoreOptions(synchronous=chosen.synchronous.upper())
-    options = StoreOptions(
-        synchronous=chosen.synchronous.upper(),
-        wal_autocheckpoint=chosen.wal_autocheckpoint or options.wal_autocheckpoint,
-        journal_size_limit=options.journal_size_limit
-        if chosen.journal_size_limit is None
-        else chosen.journal_size_limit,
-    )
-    return SessionDB(settings.home / "state.db", options=options)
 
 
 class Conversation:

@@ -20,7 +20,7 @@ from hermes_agent.gateway import keys
 from hermes_agent.gateway.call import Call
 from hermes_agent.gateway.guard import Guard, principal
 from hermes_agent.gateway.keys import KeyRing, Principal, Scope
-from hermes_agent.gateway.profile import CreateAgent, Profile, open_store
+from hermes_agent.gateway.profile import CreateAgent, Profile
 from hermes_agent.gateway.replies import ApiError
 from hermes_agent.gateway.routes import (
     approvals,
@@ -35,6 +35,7 @@ from hermes_agent.gateway.routes import (
 )
 from hermes_agent.gateway.table import Route
 from hermes_agent.settings import Settings
+from hermes_agent.store.opening import open_store
 
 PROFILE_PATH = "/p/{profile}"
 """Every route stands a second time behind it, for a named profile."""

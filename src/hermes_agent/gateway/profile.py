@@ -13,11 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 from hermes_agent.agent.run import AIAgent
 from hermes_agent.delivery.runner import Agent
 from hermes_agent.delivery.service import Bounds, DeliveryService, Order, Receipt
-from hermes_agent.errors import UnknownSession
+from hermes_agent.errors import FailureReason, HermesError, UnknownSession
 from hermes_agent.gateway import metrics
 from hermes_agent.settings import Settings
 from hermes_agent.store import removal
-from hermes_agent.store.database import StoreOptions
 from hermes_agent.store.deliveries import Incoming
 from hermes_agent.store.session_db import SessionDB
 from hermes_agent.tools.results import erase_spilled, spill_folder
@@ -36,22 +35,10 @@ _LOOK_SECONDS = 0.25
 """How often a turn that another process runs is looked at."""
 
 
-def open_store(settings: Settings) -> SessionDB:
-    """Open the store of the settings' home, as they say; it is made when it is missing."""
-    chosen, default = settings.database, StoreOptions()
-    size = chosen.journal_size_limit
-    options = StoreOptions(
-        synchronous=chosen.synchronous.upper(),
-        wal_autocheckpoint=chosen.wal_autocheckpoint or default.wal_autocheckpoint,
-        journal_size_limit=default.journal_size_limit if size is None else size,
-    )
-    return SessionDB(settings.home / "state.db", options=options)
-
-
 class Profile:
     """Serves one home. `start` and `close` are called once each, by whoever made it; the rest from an event loop."""
 
-    def __init__(self, name: str, settings: Settings, db: SessionDB, create_agent: CreateAgent | None = None) -> None:
+    def __init__(self, name: str, settings: Settings, db: SessionDB, agents: CreateAgent | None = None) -> None:
         self.name = name
         self.settings = settings
         self.db = db
@@ -63,7 +50,7 @@ class Profile:
             waiting_per_session=chosen.session_queue,
             approval_seconds=settings.approvals.timeout,
         )
-        self._create_agent = create_agent or _create_agent
+        self._create_agent = agents or create_agent
         self.turns = metrics.Counts()
         """Turns that ended, by state."""
         self.failures = metrics.Counts()
@@ -184,8 +171,12 @@ class Profile:
         return agent
 
 
-def _create_agent(**options: Any) -> Agent:
-    return AIAgent(**options)
+def create_agent(settings: Settings, **options: Any) -> Agent:
+    """An `AIAgent`; raises `HermesError` when nothing says where its model is."""
+    model, provider = str(options.get("model") or ""), str(options.get("provider") or "")
+    if settings.endpoint(model=model, provider=provider, base_url="", api_key="") is None:
+        raise HermesError("no model is configured.", reason=FailureReason.NOT_CONFIGURED)
+    return AIAgent(settings=settings, **options)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, told: asyncio.Future[Receipt | None], receipt: Receipt | None) -> None:

@@ -68,3 +68,11 @@ async def test_what_cannot_be_answered_is_an_error_object(adapter):
     assert (await ask(made, {"message": DM}, "nowhere"))[1]["error"]["code"] == "session_not_found"
     assert (await ask(made, {}))[1]["error"]["code"] == "missing_message"
     assert (await ask(made, {"message": [None]}))[0] == 400
+
+
+async def test_without_a_model_the_turn_says_so_and_asks_nobody(adapter, hermes_home):
+    made, fake, _ = adapter
+    (hermes_home / "config.yaml").write_text("model: {}\n")
+    status, body = await ask(made, {"message": DM})
+    assert (status, body["failure"]["reason"], fake.requests) == (200, "missing_config", [])
+    assert "no model is configured" in body["message"]["content"]

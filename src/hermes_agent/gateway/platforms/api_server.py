@@ -11,16 +11,16 @@ from typing import Any
 from aiohttp import web
 
 from hermes_agent import home, settings
-from hermes_agent.agent.run import AIAgent
 from hermes_agent.delivery.runner import Agent
 from hermes_agent.errors import HermesError
 from hermes_agent.gateway import keys, replies
 from hermes_agent.gateway.call import Call
 from hermes_agent.gateway.config import PlatformConfig
-from hermes_agent.gateway.profile import Profile, open_store
+from hermes_agent.gateway.profile import Profile, create_agent
 from hermes_agent.gateway.replies import ApiError
 from hermes_agent.gateway.routes import chat
 from hermes_agent.gateway.table import Handler
+from hermes_agent.store.opening import open_store
 from hermes_agent.store.session_db import SessionDB
 
 
@@ -39,7 +39,7 @@ class APIServerAdapter:
             self._served = None
 
     def _create_agent(self, **options: Any) -> Agent:
-        return AIAgent(**options)
+        return create_agent(**options)
 
     def _make_agent(self, **options: Any) -> Agent:
         """Look the maker up at each turn: it may be replaced meanwhile."""
