@@ -293,8 +293,10 @@ def test_profiles_have_gateways_of_their_own(place: Place):
         assert ask(url_of(other))["home"] == str(place.home / "profiles" / "work")
         listed = json.loads(place.run("profile", "list", "--json").out)
         assert all(facts["gateway"] for facts in listed)
-        keys = {re.findall("now: (.+)", stop(run).out)[0] for run in (one, other)}
+        keys = {re.findall("now: (.+)", run.line())[0] for run in (one, other)}
         assert len(keys) == 2
+        for run in (one, other):
+            stop(run)
 
 
 # -- in the background ---------------------------------------------------------------------
